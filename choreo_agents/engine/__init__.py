@@ -3,7 +3,7 @@
 from choreo_agents.engine.calls import Constraint, Decode, PlayedCall, Prefill, StreamedToken, Thinking
 from choreo_agents.engine.engine import Engine, twin_of
 from choreo_agents.engine.introspection import EngineStats
-from choreo_agents.engine.messages.message import Usage
+from choreo_agents.engine.messages.message import Scope, Usage
 from choreo_agents.engine.messages.thread_leases import EphemeralRun
 from choreo_agents.engine.settings import Memory, Scheduling
 
@@ -17,6 +17,7 @@ __all__ = [
     "PlayedCall",
     "Prefill",
     "Scheduling",
+    "Scope",
     "StreamedToken",
     "Thinking",
     "Usage",

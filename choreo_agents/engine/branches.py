@@ -127,16 +127,12 @@ class Branches:
         return calls
 
     async def asummaries(self, branches: Sequence[MessageHandle], ask: str = SHORTER) -> list[MessageHandle]:
-        """See `summaries`."""
-        return await self._tenant.arun(self._summarize(branches, ask))
-
-    def summaries(self, branches: Sequence[MessageHandle], ask: str = SHORTER) -> list[MessageHandle]:
         """Return a short summary of each branch by its own author, after all that it has seen and said.
 
         Returns:
             Leased handles.
         """
-        return self._tenant.run(self._summarize(branches, ask))
+        return await self._tenant.arun(self._summarize(branches, ask))
 
     async def amerge(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MessageHandle:
         """See `merge`."""

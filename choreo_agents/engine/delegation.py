@@ -8,7 +8,7 @@ which says what an implementer provides.
 from choreo_agents.engine.core import EngineCore, Execution
 from choreo_agents.engine.engine import engine_over
 from choreo_agents.engine.lineage import Promised
-from choreo_agents.engine.messages.message import Message, Scope
+from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.request_builder import PlacedCall
 from choreo_agents.kv.store import KVKey
 from choreo_agents.models.weightless import ServedModel

@@ -25,9 +25,9 @@ from choreo_agents.errors import InvalidRequestError
 
 _GROWS_FROM = (1, 2, 20)
 """First LangGraph whose `DeltaChannel`, in beta, reads correctly after forks and overwritten values."""
-_UPDATES_APART = 20
-"""Updates between full snapshots of a channel. Fewer make longer checkpoints; more make resuming a thread slower, as it
-reads all updates since the last snapshot."""
+_UPDATES_APART = 5
+"""Updates between full snapshots of a channel. Fewer make longer checkpoints; more make a turn slower, as it reads all
+updates since the last snapshot, and with SQLite the whole checkpoints around them."""
 T = TypeVar("T")
 SENDS = TASKS
 """The channel of `Send`s; an update may write it, too."""

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from choreo_agents.errors import error_text
 from choreo_agents.sampling.draw import Draw
+from choreo_agents.sampling.elementary import HIGHEST, LOW
 from choreo_agents.sampling.noise import gumbel
-from choreo_agents.sampling.rows import HIGHEST, LOW
 
 _BLOCK, WARPS = 4096, 16
 _DRAW_COLUMNS, _RESULT_COLUMNS = 9, 6
@@ -27,7 +27,7 @@ _MARGIN = 1e-3
 _LOST = 1e-4
 """Relative margin of sums of weights: fp32 loses less than a twentieth of it, summed in lanes."""
 _ALIKE, _LEAST = 1e-5, 2.0**-30
-"""Margins of weights, as in `gumbel_max`, whose weights differ from these by less than a thirtieth of them."""
+"""Margins of weights, relative and absolute; those of `gumbel_max` differ by less than a thirtieth of them."""
 _SURE, _NEAR = 0, 1
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CONSTANTS = {
@@ -111,6 +111,10 @@ class DrawKernel:
         self._launch, self._dtypes = launch, dtypes
         self.failure = ""
 
+    def takes(self, logits: Tensor) -> bool:
+        """Return whether it can read these logits in place."""
+        return logits.stride(1) == 1 and logits.dtype in self._dtypes
+
     @staticmethod
     def on(device: torch.device) -> DrawKernel | None:
         """Return the kernel of a device, or None; on a CPU, only under `TRITON_INTERPRET=1`."""
@@ -125,7 +129,7 @@ class DrawKernel:
 
     def draw(self, logits: Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> DrawnTokens | None:
         """Start to draw tokens for rows of [rows, vocabulary] logits, without waiting; return None if impossible."""
-        if self.failure or not rows or logits.stride(1) != 1 or logits.dtype not in self._dtypes:
+        if self.failure or not rows or not self.takes(logits):
             return None
         results = torch.empty(len(rows), _RESULT_COLUMNS, dtype=torch.int32, device=logits.device)
         columns = _send(_pack_draws(rows, draws, logits.shape[1]), logits.device)

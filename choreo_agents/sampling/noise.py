@@ -24,7 +24,7 @@ _BELOW_ONE = math.nextafter(1.0, 0.0)
 
 
 def _int32(number: int) -> Tensor:
-    return torch.tensor(number - (1 << 32) if number >> 31 else number, dtype=torch.int32)
+    return torch.tensor(number - (1 << 32) if number >= 1 << 31 else number, dtype=torch.int32)
 
 
 # Tensors of the operands' type: Python numbers would be converted for every operation.
@@ -39,28 +39,17 @@ def noise_key(seed: int, step: int) -> NoiseKey:
     return one, two, three, four
 
 
-def first_bits(ids: Tensor, keys: Tensor, out: Tensor, spare: Tensor) -> Tensor:
-    """Compute the first 31 bits of each token's uniform number, as int32.
-
-    Args:
-        ids: Token ids: int32, [words] or [rows, words].
-        keys: A `NoiseKey` for each row: int32, [rows, 4].
-        out: Receives the result: int32, [rows, words]; `spare` likewise.
-        spare: Overwritten.
-    """
-    torch.add(ids, keys[:, 0:1], out=out)
-    _fold(out, 16, spare)
-    out.mul_(_MULTIPLIERS[0]).bitwise_xor_(keys[:, 1:2])
-    _fold(out, 15, spare)
-    out.mul_(_MULTIPLIERS[1])
-    return _fold(out, 16, spare).bitwise_and_(_FIRST)
+def first_bits(ids: Tensor, key: NoiseKey) -> Tensor:
+    """Compute the first 31 bits of each token's uniform number, as int32, for int32 token ids."""
+    bits = _folded(ids + _int32(key[0]), 16).mul_(_MULTIPLIERS[0]).bitwise_xor_(_int32(key[1]))
+    bits = _folded(bits, 15).mul_(_MULTIPLIERS[1])
+    return _folded(bits, 16).bitwise_and_(_FIRST)
 
 
-def _fold(bits: Tensor, by: int, spare: Tensor) -> Tensor:
-    """Combine the high bits with the low ones; int32 shifts extend the sign, which is masked off."""
+def _folded(bits: Tensor, by: int) -> Tensor:
+    """Combine the high bits with the low ones, in place; int32 shifts extend the sign, which is masked off."""
     shift, unsigned = _SHIFTS[by]
-    torch.bitwise_right_shift(bits, shift, out=spare)
-    return bits.bitwise_xor_(spare.bitwise_and_(unsigned))
+    return bits.bitwise_xor_(torch.bitwise_right_shift(bits, shift).bitwise_and_(unsigned))
 
 
 def gumbel(word: int, key: NoiseKey) -> float:

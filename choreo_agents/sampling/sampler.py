@@ -12,21 +12,18 @@ import torch
 from torch import Tensor
 
 from choreo_agents.sampling.constraints.base import AnswerConstraint
-from choreo_agents.sampling.draw import Draw
-from choreo_agents.sampling.elementary import LOG2_E
-from choreo_agents.sampling.gumbel_max import Columns, GumbelMax, exact_weights, sums, surely_reached
+from choreo_agents.sampling.draw import Draw, drawn_row, drawn_rows
+from choreo_agents.sampling.elementary import HIGHEST, LOG2_E
+from choreo_agents.sampling.gumbel_max import bound_of_highest, draw_token, exact_weights
 from choreo_agents.sampling.kernel import DrawKernel, DrawnTokens
-from choreo_agents.sampling.likeliest import CHUNK, highest, highest_few
 from choreo_agents.sampling.noise import noise_key
 from choreo_agents.sampling.parameters import Sampling
 from choreo_agents.sampling.penalties import CountedTokens
-from choreo_agents.sampling.rows import HIGHEST, StepRows, Workspace
 
-_FEW = 128
-"""Tokens that are cut out of a row whose filters keep no more: from other rows, a token is drawn as they are."""
-_EXTRA_FOR_TIES = 32
-_EXPONENT_MARGIN = 0.01
-"""Margin, in exponents of 2, far more than the error of fp32 in them."""
+_TOGETHER = 16
+"""Rows that are copied together: few enough for little memory, many enough for few launches."""
+_PLAIN = Draw(Sampling())
+"""Settings that change no logits."""
 
 
 @dataclass(frozen=True)
@@ -211,24 +208,18 @@ def nth_seed(seed: int, number: int) -> int:
 
 
 class BatchSampler:
-    """Sampler of all rows of a step together, on the device of the logits, in blocks of rows.
+    """Sampler of all rows of a step together, on the device of the logits.
 
-        logits ── penalties, masks ── kernel, if any ── rows that it leaves ┬─ temperature 0 ──────────── the highest
-                                                                            ├─ filters keep few tokens ┬─ Gumbel-max
-                                                                            └─ else ── all tokens ─────┘
+        logits ── penalties, masks ── kernel, if any ── rows that it leaves, one by one: Gumbel-max
 
     A row's choice does not depend on other rows: of the tokens that the filters keep, it is the one with the highest
-    logit / temperature + Gumbel noise. Everything that decides it is the same in any batch: maxima, comparisons,
-    integers, `elementary` functions, logarithms of single numbers (in no vector), and sums of weights that are rounded
-    so that order does not matter. Bounds that only say where to look may have any precision, since they have a margin.
-    Not thread-safe.
+    logit / temperature + Gumbel noise.
 
     Args:
-        kernel: Draws most rows in one launch; None: all are drawn by torch's operators.
+        kernel: Draws most rows in one launch; None: all are drawn one by one.
     """
 
     def __init__(self, kernel: DrawKernel | None = None) -> None:
-        self._last_workspace: Workspace | None = None
         self._kernel = kernel
 
     @torch.inference_mode()
@@ -242,7 +233,7 @@ class BatchSampler:
         """Draw a token for each of some rows of [rows, vocabulary] logits. NaN and -inf count as the lowest number.
 
         Args:
-            logits: Not written to; rows that nothing changes are not copied.
+            logits: Not written to; rows that nothing changes are not copied for a kernel.
             draws: Sampling settings of the rows.
             rows: The rows, in any order; None: all.
             meanwhile: Called with the tokens that the kernel draws before waiting for the device, if nothing changes
@@ -256,9 +247,9 @@ class BatchSampler:
         tokens: dict[int, int] = {}
         if self._kernel is not None and not self._kernel.failure:
             tokens = self._draw_by_kernel(self._kernel, logits, draw_of, meanwhile)
-        left = {row: draw for row, draw in draw_of.items() if row not in tokens}
-        if left:
-            tokens |= self._draw_by_operators(logits, left)
+        for row, draw in draw_of.items():
+            if row not in tokens:
+                tokens[row] = draw_token(drawn_row(logits, row, draw), draw)
         return [tokens[row] for row in rows]
 
     def _draw_by_kernel(
@@ -269,55 +260,20 @@ class BatchSampler:
         meanwhile: Callable[[DrawnTokens], None] | None,
     ) -> dict[int, int]:
         """Draw the tokens that a kernel decides with certainty; rows that are changed are drawn from copies."""
-        plain = [row for row, draw in draws.items() if not draw.changes]
-        # Of a row at temperature 0, a copy's peaks already say which token it is.
-        changed = [row for row, draw in draws.items() if draw.changes and draw.sampling.temperature > 0.0]
+        changed = [row for row, draw in draws.items() if draw.changes or not kernel.takes(logits)]
+        plain = list(draws) if not changed else [row for row in draws if row not in set(changed)]
         launched = [(plain, kernel.draw(logits, plain, [draws[row] for row in plain]))]
-        if meanwhile is not None and len(plain) == len(draws) and launched[0][1] is not None:
+        if meanwhile is not None and not changed and launched[0][1] is not None:
             meanwhile(launched[0][1])
-        if changed:
-            step = StepRows(self._workspace(logits), logits, changed, draws)
-            for block in step.blocks(changed, logits.shape[1]):
-                rows, copy = [changed[place] for place in block.places], block.logits[:, : logits.shape[1]]
-                launched.append((rows, kernel.draw(copy, range(len(rows)), [draws[row] for row in rows])))
+        for first in range(0, len(changed), _TOGETHER):
+            rows = changed[first : first + _TOGETHER]
+            settings = [draws[row] for row in rows]
+            copy = drawn_rows(logits, rows, settings)
+            launched.append((rows, kernel.draw(copy, range(len(rows)), settings)))
         tokens: dict[int, int] = {}
         for rows, drawn in launched:
             if drawn is not None:
                 tokens |= {row: token for row, token in zip(rows, drawn.tokens(), strict=True) if token is not None}
-        return tokens
-
-    def _draw_by_operators(self, logits: Tensor, draws: Mapping[int, Draw]) -> dict[int, int]:
-        """Draw by torch's operators, as `draw`."""
-        work = self._workspace(logits)
-        tokens: dict[int, int] = {}
-        greedy: list[int] = []
-        cut: list[int] = []
-        filtered: list[int] = []
-        whole: list[int] = []
-        for row, draw in draws.items():
-            sampling = draw.sampling
-            has_top_k = 0 < sampling.top_k < work.vocabulary
-            if sampling.temperature == 0.0:
-                greedy.append(row)
-            elif has_top_k and sampling.top_k <= _FEW:
-                cut.append(row)
-            elif not has_top_k and (sampling.top_p < 1.0 or sampling.min_p > 0.0):
-                filtered.append(row)
-            else:
-                whole.append(row)
-        step = StepRows(work, logits, list(draws), draws)
-        for block in step.blocks(greedy, CHUNK):
-            winners = highest(block.logits, block.tops, block.which)[:, 0].tolist()
-            tokens |= zip((greedy[place] for place in block.places), winners, strict=True)
-        if cut:
-            tokens |= _draw_top_k(work, step, draws, cut)
-        if filtered:
-            tokens |= _draw_likeliest(work, step, draws, filtered)
-        whole += [row for row in (*cut, *filtered) if row not in tokens]
-        for block in step.blocks(whole, work.width, cut=True):
-            rows, top = [whole[place] for place in block.places], block.tops.amax(dim=-1, keepdim=True)
-            contest = GumbelMax(work, [draws[row] for row in rows], block.whole(), work.ids, top)
-            tokens |= zip(rows, contest.winners(), strict=True)
         return tokens
 
     @torch.inference_mode()
@@ -328,121 +284,17 @@ class BatchSampler:
 
         The likeliest comes first; of equal ones, the lowest id. `rows` as for `draw`.
         """
-        rows = range(len(logits)) if rows is None else rows
-        work = self._workspace(logits)
-        count = min(most, logits.shape[1])
-        result: list[tuple[float, list[tuple[int, float]]]] = [(0.0, [])] * len(tokens)
-        for block in StepRows(work, logits, rows).blocks(rows, work.width):
-            whole, tops = block.whole(), block.tops
-            top = tops.amax(dim=-1, keepdim=True)
-            totals = exact_weights(whole, top, LOG2_E, work).sum(dim=-1).tolist()
-            chosen = torch.tensor([tokens[row] for row in block.places], device=logits.device)[:, None]
-            values, ids = _find_likeliest(whole, tops, count)
-            own = whole.gather(1, chosen)[:, 0]
-            columns = own.clamp(min=-HIGHEST), top[:, 0], ids, values.clamp(min=-HIGHEST)
-            entries = zip(block.places, totals, *(column.tolist() for column in columns), strict=True)
-            for row, total, logit, high, best, best_logits in entries:
-                norm = math.log(total)
-                likeliest = [(word, value - high - norm) for word, value in zip(best, best_logits, strict=True)]
-                result[row] = logit - high - norm, likeliest
+        result: list[tuple[float, list[tuple[int, float]]]] = []
+        for place, row in enumerate(range(len(logits)) if rows is None else rows):
+            own = drawn_row(logits, row, _PLAIN)
+            high, norm = float(own.max()), math.log(float(exact_weights(own, own.max(), LOG2_E).sum()))
+            near: list[tuple[int, float]] = []
+            if most:
+                ids = (own >= bound_of_highest(own, most)).nonzero()[:, 0]
+                near = list(zip(ids.tolist(), own[ids].tolist(), strict=True))
+            # Sorting is stable: of equal ones, the lowest id comes first.
+            best = sorted(near, key=lambda word: -word[1])[:most]
+            # The highest logit is subtracted first: a sum with a huge one would lose the norm.
+            logprob = max(float(own[tokens[place]]), -HIGHEST) - high - norm
+            result.append((logprob, [(token, max(logit, -HIGHEST) - high - norm) for token, logit in best]))
         return result
-
-    def _workspace(self, logits: Tensor) -> Workspace:
-        workspace = self._last_workspace
-        if workspace is None or (workspace.vocabulary, workspace.device) != (logits.shape[1], logits.device):
-            self._last_workspace = workspace = Workspace(logits.shape[1], logits.device)
-        return workspace
-
-
-def _draw_top_k(work: Workspace, step: StepRows, draws: Mapping[int, Draw], rows: Sequence[int]) -> dict[int, int]:
-    """Draw for rows with a small top-k, from its tokens alone.
-
-    Leaves out rows with more ties with the k-th token than were cut out.
-    """
-    most = [draws[row].sampling.top_k for row in rows]
-    count = min(max(most) + _EXTRA_FOR_TIES, work.width)
-    values, ids, _ = _cut_out(work, step, rows, count, None)
-    least = values.gather(1, torch.tensor(most, device=work.device)[:, None] - 1)
-    is_sure = (values[:, count - 1 : count] < least) | (least == float("-inf")) | (count == work.width)
-    values.masked_fill_(values < least, float("-inf"))
-    sure = is_sure[:, 0].nonzero()[:, 0].tolist()
-    if not sure:
-        return {}
-    kept = [rows[place] for place in sure]
-    contest = GumbelMax(work, [draws[row] for row in kept], values[sure], ids[sure], values[sure, :1])
-    return dict(zip(kept, contest.winners(), strict=True))
-
-
-def _draw_likeliest(work: Workspace, step: StepRows, draws: Mapping[int, Draw], rows: Sequence[int]) -> dict[int, int]:
-    """Draw for rows with a top-p or min-p, from their likeliest tokens alone.
-
-    Leaves out rows whose filters may keep the last token that was cut out, or tokens after it.
-    """
-    count = _FEW + _EXTRA_FOR_TIES
-    if count >= work.width:
-        return {}
-    columns = Columns.of([draws[row] for row in rows], work.device)
-    values, ids, total = _cut_out(work, step, rows, count, columns)
-    exponents = (values - values[:, :1]) * columns.scale
-    last, least = values[:, count - 1 : count], exponents[:, count - 1 : count]
-    is_sure = last == float("-inf")
-    if columns.least is not None:
-        is_sure |= least < columns.least
-    if columns.top_p is not None:
-        # With a margin, so that no token that was not cut out is as likely as these when computed exactly.
-        before = torch.where(exponents > least + _EXPONENT_MARGIN, torch.exp2(exponents), 0.0)
-        is_sure |= sums(before) >= surely_reached(total, columns.top_p)
-    values.masked_fill_(values <= last, float("-inf"))
-    sure = is_sure[:, 0].nonzero()[:, 0].tolist()
-    if not sure:
-        return {}
-    kept = [rows[place] for place in sure]
-
-    def whole(place: int) -> tuple[Tensor, Tensor]:
-        [block] = step.blocks([kept[place]], work.width)
-        return block.whole(), work.ids
-
-    contest = GumbelMax(
-        work, [draws[row] for row in kept], values[sure], ids[sure], values[sure, :1], whole, total[sure]
-    )
-    return dict(zip(kept, contest.winners(), strict=True))
-
-
-def _cut_out(
-    work: Workspace, step: StepRows, rows: Sequence[int], count: int, columns: Columns | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the `count` highest logits of each row, descending and padded to whole chunks, and their token ids.
-
-    Also returns the approximate sum of all weights of each row, [rows, 1], if `columns` holds a top-p.
-    """
-    shape = len(rows), -(-count // CHUNK) * CHUNK
-    values = torch.full(shape, float("-inf"), dtype=torch.float32, device=work.device)
-    ids = torch.zeros(shape, dtype=torch.int32, device=work.device)
-    total = torch.ones(len(rows), 1, dtype=torch.float32, device=work.device)
-    has_top_p = columns is not None and columns.top_p is not None
-    for block in step.blocks(rows, work.width if has_top_p else min(count * CHUNK, work.width)):
-        places = list(block.places)
-        best, best_ids = highest_few(block.logits, block.tops, count, block.which)
-        values[places, :count], ids[places, :count] = best, best_ids.to(torch.int32)
-        if columns is not None and columns.top_p is not None:
-            whole = block.whole()
-            weights = torch.sub(whole, best[:, :1], out=work.like("weights", whole)).mul_(columns.scale[places])
-            total[places] = sums(torch.exp2(weights, out=weights))
-    return values, ids, total
-
-
-def _find_likeliest(logits: Tensor, tops: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the `count` highest logits of rows with these peaks, and their token ids, both in order."""
-    cut = min(count + _EXTRA_FOR_TIES, logits.shape[1])
-    values, ids = _sort(*highest_few(logits, tops, cut))
-    if count and cut < logits.shape[1] and bool((values[:, count - 1] == values[:, -1]).any()):
-        # More are tied with the last than were cut out, so that the lowest ids may be missing.
-        values, ids = logits.sort(dim=1, descending=True, stable=True)
-    return values[:, :count], ids[:, :count]
-
-
-def _sort(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort by logit, descending, and then by token id."""
-    ids, order = ids.sort(dim=1)
-    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
-    return values, ids.gather(1, order)

@@ -108,12 +108,10 @@ def _view(trace: Trace, message: TraceMessage, firsts: Mapping[str, int]) -> tup
     return tuple(SeenRows(firsts[p.name], len(p.tokens), p.position, offset - p.position) for p, offset in placed)
 
 
-BUCKET_COST = 4096
+BUCKET_COST = 8192
 """Cost of a bucket, in scored pairs of query and key."""
 KEY_COST = 24
 """Cost of gathering a key, in scored pairs of query and key."""
-_STEPS = 8
-"""Distinct lengths between one power of two and the next."""
 
 
 @dataclass(frozen=True)
@@ -128,42 +126,26 @@ class Bucket:
 
 
 def bucketed(queries: Sequence[int], keys: Sequence[int]) -> list[Bucket]:
-    """Group messages of similar lengths into buckets: the cheapest cuts of one sorted order, by dynamic programming.
+    """Group messages of similar lengths: a bucket grows until its padding would cost more than another bucket.
 
     Args:
         queries: Tokens of each message.
         keys: Tokens that each message sees, including its own.
     """
-    classes: dict[tuple[int, int], list[int]] = {}
-    for number, (query, key) in enumerate(zip(queries, keys, strict=True)):
-        # Sorted by powers of two of the queries first: one long message must not pad many short ones.
-        classes.setdefault((math.ceil(math.log2(query)), _round_up(key)), []).append(number)
-    ordered = [classes[name] for name in sorted(classes)]
-    longest = [(max(queries[i] for i in group), max(keys[i] for i in group)) for group in ordered]
-    best: list[tuple[float, int]] = [(0.0, 0)]
-    for end in range(1, len(ordered) + 1):
-        cheapest = (math.inf, 0)
-        members, query, key = 0, 0, 0
-        for start in range(end - 1, -1, -1):
-            members += len(ordered[start])
-            query, key = max(query, longest[start][0]), max(key, longest[start][1])
-            cost = best[start][0] + BUCKET_COST + members * key * (query + KEY_COST)
-            cheapest = min(cheapest, (cost, start))
-        best.append(cheapest)
-    cuts: list[Bucket] = []
-    end = len(ordered)
-    while end:
-        start = best[end][1]
-        numbers = tuple(i for group in ordered[start:end] for i in group)
-        cuts.append(Bucket(numbers, max(queries[i] for i in numbers), max(keys[i] for i in numbers)))
-        end = start
-    return cuts[::-1]
-
-
-def _round_up(length: int) -> int:
-    """Round a length up to a multiple of an eighth of its power of two."""
-    step = max(1, (1 << (length - 1).bit_length()) // (2 * _STEPS))
-    return -(-length // step) * step
+    # Sorted by powers of two of the queries first: one long message must not pad many short ones.
+    ordered = sorted(range(len(queries)), key=lambda number: (math.ceil(math.log2(queries[number])), keys[number]))
+    groups: list[list[int]] = []
+    longest_query = longest_key = unpadded = 0
+    for number in ordered:
+        own_cost = keys[number] * (queries[number] + KEY_COST)
+        longest_query, longest_key = max(longest_query, queries[number]), max(longest_key, keys[number])
+        unpadded += own_cost
+        members = len(groups[-1]) + 1 if groups else 1
+        if not groups or members * longest_key * (longest_query + KEY_COST) > unpadded + BUCKET_COST:
+            groups.append([])
+            longest_query, longest_key, unpadded = queries[number], keys[number], own_cost
+        groups[-1].append(number)
+    return [Bucket(tuple(group), max(queries[i] for i in group), max(keys[i] for i in group)) for group in groups]
 
 
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from choreo_agents.errors import TrainingError
 from choreo_agents.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE, exchanged, write_adapter
@@ -95,10 +94,11 @@ class Tuned:
         device = self.model.adapter.device
         parts: dict[str, LowRank] = {}
         for name in names:
-            outputs, inputs = _shape(self.model.adapter.model.get_submodule(name))
-            down = torch.empty(rank, inputs)
+            module = self.model.adapter.model.get_submodule(name)
+            assert isinstance(module, nn.Linear)
+            down = torch.empty(rank, module.in_features)
             nn.init.kaiming_uniform_(down, a=math.sqrt(5))
-            up = torch.zeros(outputs, rank)
+            up = torch.zeros(module.out_features, rank)
             parts[name] = LowRank(nn.Parameter(down.to(device)), nn.Parameter(up.to(device)), scale)
         return parts
 
@@ -115,7 +115,7 @@ def target_modules(model: LoadedModel, targets: tuple[str, ...]) -> list[str]:
     linear = {
         name: module
         for name, module in model.adapter.model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and module is not output and ".experts." not in name
+        if isinstance(module, nn.Linear) and module is not output and ".experts." not in name
     }
     names = {name.rpartition(".")[2] for name in linear}
     missing = [target for target in targets if target not in names]
@@ -123,11 +123,3 @@ def target_modules(model: LoadedModel, targets: tuple[str, ...]) -> list[str]:
         kind = f"called {' or '.join(missing)}" if missing else "that can be adapted"
         raise TrainingError(f"the model has no layer {kind}: it has {', '.join(sorted(names)) or 'no linear ones'}")
     return [name for name in linear if not targets or name.rpartition(".")[2] in targets]
-
-
-def _shape(module: nn.Module) -> tuple[int, int]:
-    if isinstance(module, nn.Linear):
-        return module.out_features, module.in_features
-    assert isinstance(module, Conv1D)
-    inputs, outputs = module.weight.shape
-    return int(outputs), int(inputs)

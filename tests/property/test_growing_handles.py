@@ -42,7 +42,7 @@ updates = st.lists(st.lists(entries(), max_size=3), max_size=8)
 
 def channel() -> DeltaChannel:
     found = StateGraph(ChoreoState).channels["handles"]
-    assert isinstance(found, DeltaChannel) and found.snapshot_frequency == 20
+    assert isinstance(found, DeltaChannel) and found.snapshot_frequency == 5
     return found.from_checkpoint([])
 
 

@@ -142,7 +142,8 @@ class RayEngine(Engine):
         """
         if self._actors is None:
             raise EngineClosedError("the engine is closed, and has no replicas: load a new one")
-        execution = self._core.execution
+        assert self.admin is not None
+        execution = self.admin.core.execution
         assert isinstance(execution, RemoteExecution)
         return execution.drain(name)
 

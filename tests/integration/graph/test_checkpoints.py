@@ -200,7 +200,7 @@ def test_what_checkpoints_hold_of_handles_grows_by_what_is_new(
         found[schema] = stored(saver)
     one = found[Growing]["handles written"] / (most + 1)
     assert found[Growing]["handles written"] == found[Whole]["handles written"]
-    # All of them at each update, or at every twentieth.
+    # All of them at each update, or at every fifth.
     assert found[Whole]["handles"] / one == pytest.approx(sum(range(1, most + 1)), rel=0.1)
-    assert found[Growing]["handles"] / one == pytest.approx(sum(range(20, most + 1, 20)), rel=0.1)
+    assert found[Growing]["handles"] / one == pytest.approx(sum(range(5, most + 1, 5)), rel=0.1)
     record_property("counts", {schema.__name__: sizes for schema, sizes in found.items()})

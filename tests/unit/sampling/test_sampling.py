@@ -1,5 +1,6 @@
 """How one request's tokens are chosen."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -412,6 +413,15 @@ def test_log_probabilities_are_those_of_the_softmax(words: int) -> None:
     assert chosen.logprob == pytest.approx(float(wanted.max()), rel=1e-5, abs=1e-9)
     assert [word for word, _ in chosen.top] == best.indices.tolist()
     assert [value for _, value in chosen.top] == pytest.approx(best.values.tolist(), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("height", [math.inf, -3e38, 1e30])
+def test_log_probabilities_of_huge_logits_are_shares_too(height: float) -> None:
+    """One of four equals each: however high or low they are."""
+    logits = torch.full((1, 300), torch.finfo(torch.float32).min)
+    logits[0, 7:11] = height
+    [(own, best)] = BatchSampler().log_probabilities(logits, [8], 2)
+    assert own == pytest.approx(-math.log(4)) and best == [(word, pytest.approx(-math.log(4))) for word in (7, 8)]
 
 
 @pytest.mark.parametrize(

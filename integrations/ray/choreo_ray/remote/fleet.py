@@ -9,7 +9,8 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 from choreo_agents import Decode
-from choreo_agents.engine.delegation import Message, Promised, Scope
+from choreo_agents.engine import Scope
+from choreo_agents.engine.delegation import Message, Promised
 from choreo_agents.errors import InvalidRequestError
 from choreo_ray.remote.protocol import EngineClient, HelloReply, missing_lineage
 from choreo_ray.remote.routing import CallToPlace, Costs, EngineAhead, KVToRead, Route, route

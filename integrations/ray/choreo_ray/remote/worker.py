@@ -197,7 +197,7 @@ class EngineWorker:
             await asyncio.shield(closing)
         serving = self._serving.get((router, salt))
         if serving is None or serving.tenant.closed:
-            serving = self._serving[router, salt] = Serving(self._engine.tenant(salt))
+            serving = self._serving[router, salt] = Serving(self._engine, salt)
         return serving
 
     def _was_left(self, sent: SentCall) -> bool:

@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from choreo_agents import Engine, MessageHandle
-from choreo_agents.engine.delegation import KVKey, Promised, Scope
+from choreo_agents.engine import Scope
+from choreo_agents.engine.delegation import KVKey, Promised
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -26,11 +27,13 @@ class Serving:
     """A tenant of one router.
 
     Args:
-        engine: The engine, as the tenant uses it.
+        engine: The engine, as `Engine.load` returned it.
+        salt: The tenant's secret.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine, self.tenant, self._core = engine, engine._tenant, engine._core
+    def __init__(self, engine: Engine, salt: str) -> None:
+        assert engine.admin is not None
+        self.engine, self.tenant, self._core = engine.tenant(salt), engine.admin.open(salt), engine.admin.core
         self.scope = Scope(None)
         self.answers: dict[int, Any] = {}
         """Answers of calls under way, by number."""
