@@ -5,7 +5,7 @@ from langgraph.types import Command, Send
 
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.answers import AnswerSigner
-from choreo_agents.graph.audit.policy import Policy
+from choreo_agents.graph.audit.chart import Policy
 from choreo_agents.graph.audit.report import AuditReport
 from choreo_agents.graph.choreo_graph import ChoreoGraph
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
-from weakref import WeakKeyDictionary
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
@@ -14,23 +13,24 @@ from choreo_agents.arguments import refuses_unknown, require_known
 from choreo_agents.chat import Described, Thinks, Tool, ToolChoice, described_tools
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.audit.guard import Guard
 from choreo_agents.graph.outputs import OWN_CHANNELS, output_of
+from choreo_agents.graph.prompts import AnyPrompt, Prompt, require_prompt, required_arguments, split_prompt
 from choreo_agents.graph.run_context import RunContext
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.turn.turn import AgentTurn, with_update
-from choreo_agents.graph.view.imported_prompt import ImportedPrompt
-from choreo_agents.graph.view.reader_rules import Choices, MergeSpec, ReaderRules, Speaker, Update
+from choreo_agents.graph.view.reader_rules import MergeSpec, ReaderRules, stock_rules
 from choreo_agents.graph.view.view import HistoryLimit, required_history
-from choreo_agents.graph.visibility import EVERYONE, Positions, Reads, VisibilityRule, private_in, rules_of, with_input
-from choreo_agents.graph.words.prompts import Prompt, require_prompt, required_arguments
-from choreo_agents.graph.words.thoughts import required_thinking
-from choreo_agents.pml import Prompt as SchemaPrompt
-from choreo_agents.pml import Schema
+from choreo_agents.graph.visibility import Positions, Reads, VisibilityRule, rules_of
 from choreo_agents.sampling import Sampling
 
+Choices = Sequence[str] | Callable[[Any], Sequence[str]]
+"""Answers that an agent may choose from: fixed, or a function of the graph's state."""
+Update = Callable[..., Any]
+"""Makes an update of the state, a `Command` or None from an agent's message (a list, if it writes several at a time),
+and, if it takes them, the state with that message, `runtime` and `config`."""
 
-class Agent(Speaker, Runnable[Any, dict[str, Any]]):
+
+class Agent(Runnable[Any, dict[str, Any]]):
     """A LangGraph node that decodes one message over its view of the `handles` channel.
 
     In a `ChoreoGraph` edges say what it reads and `compile(engine=...)` gives it its engine. In a stock `StateGraph`
@@ -97,7 +97,7 @@ class Agent(Speaker, Runnable[Any, dict[str, Any]]):
         *,
         system: Prompt | None = None,
         persona: str | None = None,
-        prompt: Prompt | SchemaPrompt | None = None,
+        prompt: AnyPrompt | None = None,
         confidential: bool = False,
         assistant_prefix: str | None = None,
         choices: Choices | None = None,
@@ -128,13 +128,13 @@ class Agent(Speaker, Runnable[Any, dict[str, Any]]):
         self.__name__ = name  # as StateGraph.add_sequence asks for
         self.system = require_prompt(name, "system", system)
         self.persona = persona
-        self.prompt, self.schema_prompt = _split_prompt(name, prompt)
+        self.prompt, self.schema_prompt = split_prompt(name, prompt)
         _require_one_system(self)
         self.confidential = confidential
         self.assistant_prefix = assistant_prefix
         self.choices, self.answer_prefix = choices, answer_prefix
         self.adapter = adapter
-        self.thinking = required_thinking(name, thinking)
+        self.thinking = _required_thinking(name, thinking)
         self.sampling = _required_sampling(name, sampling)
         self.response_format, self.output_key = output_of(name, response_format), output_key
         self.writes_list = False
@@ -154,13 +154,13 @@ class Agent(Speaker, Runnable[Any, dict[str, Any]]):
         self.rules: Mapping[str, VisibilityRule] = rules_of(reads or {})
         self.shared_system = shared_system
         self.positions = positions
-        self.imported = _import_prompt(self, self.engine, shared_system)
-        """Its prompt of a schema, once it has an engine."""
         self.n = 1
         """Number of messages that it writes per call."""
         self.merging: MergeSpec | None = None
         """The branches that it merges, if it is a synthesizer."""
         self._reader_rules: ReaderRules | None = None
+        if self.engine is not None:
+            stock_rules(self)  # raises if its prompt does not fit the engine's model
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
@@ -172,8 +172,11 @@ class Agent(Speaker, Runnable[Any, dict[str, Any]]):
         agent.rules = rules.sources
         agent.shared_system = rules.shared_system
         agent._reader_rules = rules
-        agent.imported = _import_prompt(agent, agent.engine, rules.shared_system)
         return agent
+
+    def speaker(self, _: Any) -> str:
+        """Return the name in the header of its turn, given the state."""
+        return self.name
 
     def with_system(self, text: str) -> Agent:
         """Return a copy with another system prompt.
@@ -188,12 +191,7 @@ class Agent(Speaker, Runnable[Any, dict[str, Any]]):
 
     def reader_rules(self) -> ReaderRules:
         """Return the rules for its views: its graph's, or, in a stock `StateGraph`, its own."""
-        if self._reader_rules is not None:
-            return self._reader_rules
-        rules = with_input(self.rules)
-        guard = Guard(private_in(self.rules), spared=frozenset([*rules, *filter(None, [self.persona])]))
-        undeclared = {EVERYONE} if EVERYONE in self.rules else None
-        return ReaderRules(rules, undeclared, self.shared_system, self.positions or "sequential", guard=guard)
+        return self._reader_rules or stock_rules(self)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:
         """Make one call: take the graph's state, return its update."""
@@ -203,17 +201,12 @@ class Agent(Speaker, Runnable[Any, dict[str, Any]]):
         """Make one call: take the graph's state, return its update."""
         require_known(f"invoke of {self!r}", options, ())
         config = ensure_config(config)
-        agent, engine = serving(self, config)
-        update = await AgentTurn(agent, engine, input, config).speak()
+        update = await AgentTurn(self, serving_engine(self, config), input, config).speak()
         return await with_update(self, update, input, config)
 
 
-class _ServedPrompts(WeakKeyDictionary[Agent, ImportedPrompt]):
-    """Prompts of schemas by agent, for the engine of one tenant or one twin."""
-
-
-def serving(agent: Agent, config: RunnableConfig) -> tuple[Agent, Engine]:
-    """Return an agent and its engine for a run: the run's tenant's engine, where there are several tenants.
+def serving_engine(agent: Agent, config: RunnableConfig) -> Engine:
+    """Return an agent's engine for a run: the run's tenant's engine, where there are several tenants.
 
     Raises:
         InvalidRequestError: It has no engine, or the run's tenant is not known.
@@ -232,20 +225,7 @@ def serving(agent: Agent, config: RunnableConfig) -> tuple[Agent, Engine]:
                 "compile(tenant=...) returned"
             )
         engine = engine.tenant(context.tenant.salt)
-    if engine is agent.engine:
-        return agent, engine
-    served = copy.copy(agent)
-    served.engine = engine
-    if (prompt := agent.schema_prompt) is not None:
-        kept = engine.kv.get_or_create(_ServedPrompts)
-        served.imported = kept.get(agent) or kept.setdefault(agent, ImportedPrompt(engine, prompt, agent.shared_system))
-    return served, engine
-
-
-def _import_prompt(agent: Agent, engine: Engine | None, public: str | None) -> ImportedPrompt | None:
-    if engine is None or agent.schema_prompt is None:
-        return None
-    return ImportedPrompt(engine, agent.schema_prompt, public)
+    return engine
 
 
 def _require_one_system(agent: Agent) -> None:
@@ -281,13 +261,10 @@ def _require_one_constraint(agent: Agent) -> None:
         )
 
 
-def _split_prompt(name: str, prompt: Any) -> tuple[Prompt | None, SchemaPrompt | None]:
-    """Return the prompt as a user's turn, or as a prompt of a schema; the other is None."""
-    if isinstance(prompt, SchemaPrompt):
-        return None, prompt
-    if isinstance(prompt, Schema):
-        raise InvalidRequestError(f"the prompt of {name!r} is a schema, not a prompt: pass schema.prompt(...)")
-    return require_prompt(name, "prompt", prompt), None
+def _required_thinking(name: str, thinking: Any) -> Thinks:
+    if thinking is not None and (not isinstance(thinking, int) or thinking < 0):
+        raise InvalidRequestError(f"thinking of {name!r} must be True, False or a number of tokens, not {thinking!r}")
+    return False if thinking == 0 else thinking
 
 
 def _required_sampling(name: str, sampling: Any) -> Sampling:

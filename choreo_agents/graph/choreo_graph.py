@@ -14,10 +14,9 @@ from langgraph.graph.state import CompiledStateGraph
 from choreo_agents.arguments import refuses_unknown
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.audit.chart import Chart
-from choreo_agents.graph.audit.policy import Policy
+from choreo_agents.graph.audit.chart import Chart, Policy
 from choreo_agents.graph.audit.report import AuditReport
-from choreo_agents.graph.audit.static import audit_as_run
+from choreo_agents.graph.audit.static import audit_chart, chart_as_run
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
 from choreo_agents.graph.compiling import (
     DeclaringGraph,
@@ -31,7 +30,7 @@ from choreo_agents.graph.compiling import (
     require_whole_agent,
 )
 from choreo_agents.graph.drawing import Drawing, draw_audit
-from choreo_agents.graph.engines import EngineChoice, Engines
+from choreo_agents.graph.engines import EngineChoice
 from choreo_agents.graph.langgraph_internals import relabelled
 from choreo_agents.graph.run_context import LineageChoice, Resolver
 from choreo_agents.graph.state import ChoreoState
@@ -288,9 +287,9 @@ class ChoreoGraph(DeclaringGraph):
         copied.table = self.table.copy()
         return copied
 
-    def chart(self, engines: Engines | None = None) -> Chart:
-        """Return the chart of the graph and its subgraphs; `engines` serve the agents that have none."""
-        return chart_of(self, engines=engines)
+    def chart(self) -> Chart:
+        """Return the chart of the graph and its subgraphs."""
+        return chart_of(self)
 
     def audit(self) -> AuditReport:
         """Report which private contexts can influence which agents: from the graph alone, for any run.
@@ -298,8 +297,10 @@ class ChoreoGraph(DeclaringGraph):
         Raises:
             VisibilityError: A declaration names no node or private context.
         """
+        if self.audited is not None:  # the builder of a compiled graph
+            return self.audited
         require_names(self)
-        return audit_as_run(self.chart(), self.policy.on_violation)[1] if self.audited is None else self.audited
+        return audit_chart(*chart_as_run(self.chart(), self.policy.on_violation))
 
     def draw(self) -> Drawing:
         """Return the graph as a Mermaid flowchart: see `CompiledChoreoGraph.draw`."""

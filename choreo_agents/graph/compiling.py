@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import islice
@@ -27,12 +27,10 @@ from choreo_agents.chat import CompiledConstraints, own_turns, required_call, re
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.audit.chart import Chart, ChartNode, OwnTexts
-from choreo_agents.graph.audit.closure import bits, components, propagate
-from choreo_agents.graph.audit.guard import Guard
-from choreo_agents.graph.audit.policy import Policy
+from choreo_agents.graph.audit.chart import Chart, ChartNode, OwnTexts, Policy
+from choreo_agents.graph.audit.influence import Guard
 from choreo_agents.graph.audit.report import AuditReport, Hop
-from choreo_agents.graph.audit.static import CHANNELS, chart_as_run, violations_of
+from choreo_agents.graph.audit.static import CHANNELS, audit_chart, chart_as_run, require_kept, violations_of
 from choreo_agents.graph.durable.finding import require_choice
 from choreo_agents.graph.engines import EngineChoice, Engines, choose_signer, require_distinct
 from choreo_agents.graph.langgraph_internals import AroundNode, is_cached, merges_by
@@ -41,7 +39,7 @@ from choreo_agents.graph.outputs import OWN_CHANNELS
 from choreo_agents.graph.provenance import forward_sends, require_silent, sign
 from choreo_agents.graph.run_context import LineageChoice, Resolver
 from choreo_agents.graph.state import merge_entries, merge_updates
-from choreo_agents.graph.view.imported_prompt import confidential_modules, has_own_words
+from choreo_agents.graph.view.imported_prompt import confidential_modules, has_own_words, imported_by
 from choreo_agents.graph.view.reader_rules import ReaderRules
 from choreo_agents.graph.visibility import (
     EVERYONE,
@@ -270,37 +268,33 @@ def texts_of(builder: StateGraph[Any, Any, Any, Any], engine: Engine, prefix: st
         for agent in find_runnable(spec.runnable, Agent):
             persona = prefix + (agent.persona or name)
             own = own_texts.setdefault(persona, {})
-            by_context = {} if agent.imported is None else agent.imported.texts(f"{persona}.system")
+            imported = imported_by(agent, agent.engine)
+            by_context = {} if imported is None else imported.texts(f"{persona}.system")
             fixed = agent.system if isinstance(agent.system, str) else None
             if fixed is not None or agent.tools:
                 # Behind a public root they are later turns; behind private contexts also where there is no root.
-                orders = {True, bool(agent.shared_system) or agent.imported is not None}
+                orders = {True, bool(agent.shared_system) or imported is not None}
                 forms = [form for later in orders for form in own_turns(fixed, agent.tools, engine.chat, later=later)]
                 if fixed is not None:
                     forms.append(instructions(fixed, engine.chat, later=True))
                 encoded = {tuple(engine.model.encode(form.text)) for form in forms}
                 by_context = {**by_context, f"{persona}.system": {*by_context.get(f"{persona}.system", ()), *encoded}}
-            for context, texts in by_context.items():
-                own[context] = own.get(context, frozenset()) | texts
+            for context, sequences in by_context.items():
+                own[context] = own.get(context, frozenset()) | sequences
     return own_texts
 
 
-class TextsByModel:
-    """The tokens of `texts_of` for each engine, computed once per model.
+def texts_by_model(builder: StateGraph[Any, Any, Any, Any]) -> Callable[[Engine], OwnTexts]:
+    """Return `texts_of` of a compiled graph as a function of the engine, which computes it once per model."""
+    by_model: WeakKeyDictionary[ModelAdapter, OwnTexts] = WeakKeyDictionary()
 
-    Args:
-        builder: The graph, compiled.
-    """
-
-    def __init__(self, builder: StateGraph[Any, Any, Any, Any]) -> None:
-        self._builder = builder
-        self._texts: WeakKeyDictionary[ModelAdapter, OwnTexts] = WeakKeyDictionary()
-
-    def __call__(self, engine: Engine) -> OwnTexts:
+    def texts(engine: Engine) -> OwnTexts:
         adapter = engine.model.adapter
-        if adapter not in self._texts:
-            self._texts[adapter] = texts_of(self._builder, engine)
-        return self._texts[adapter]
+        if adapter not in by_model:
+            by_model[adapter] = texts_of(builder, engine)
+        return by_model[adapter]
+
+    return texts
 
 
 # Control flow: loops that cannot end, and pairs of agents without a declared visibility
@@ -345,15 +339,15 @@ def unseen_pairs(builder: DeclaringGraph, chart: Chart) -> Iterator[tuple[str, s
     for name, said_by in speakers.items():
         for node in said_by:
             kin.setdefault(node.persona, set()).add(name)
-    specs = builder.nodes.items()
-    jumps = ((name, [*(spec.ends or ()), *filter(None, [spec.error_handler_node])]) for name, spec in specs)
-    following = _index(names, [*_successors(builder, names), *jumps])
-    predecessors = propagate(following, [1 << number for number in range(len(names))])
-    for number, name in enumerate(names):
+    following = _following(builder, names)
+    for name, spec in builder.nodes.items():
+        following[name] += [*(spec.ends or ()), *filter(None, [spec.error_handler_node])]
+    later = {name: _after(name, following) for name in names}
+    for name in names:
         reader = next((node for node in speakers[name] if node.name == name), None)
         if reader is None:
             continue
-        for source in map(names.__getitem__, bits(predecessors[number])):
+        for source in (source for source in names if name in later[source]):
             passed = {(source, name), (source, EVERYONE)}
             if source in reader.rules or source in kin[reader.persona] or builder.control_flow & passed:
                 continue
@@ -390,52 +384,47 @@ def require_bounded_loops(builder: DeclaringGraph, chart: Chart, stops: Containe
         stops: Nodes before or after which a run is interrupted: it goes on only if it is resumed.
     """
     nodes = {node.name: node for node in chart.nodes}
-    following = [*_successors(builder, [END])]
-    routed = nodes.keys() & {name for name, after in following if after}
+    following = _following(builder, [END])
+    for name, after in following.items():
+        if not after or name not in nodes or nodes[name].is_function or nodes[name].routes or name in stops:
+            after.append(END)
     for name in builder.nodes:
-        if name not in routed or nodes[name].is_function or nodes[name].routes or name in stops:
-            following.append((name, [END]))
-    names = [*builder.nodes, END]
-    successors = _index(names, following)
-    ending = propagate(successors, [1 << number for number in range(len(names))])[-1]
-    loops = (group for group in components(successors) if len(group) > 1 or group[0] in successors[group[0]])
-    endless = {names[number] for loop in loops for number in loop if not ending >> number & 1}
-    for name in builder.nodes:
-        if name in endless and name in nodes and not nodes[name].is_function:
+        later = _after(name, following)
+        if name in later and END not in later and name in nodes and not nodes[name].is_function:
             raise VisibilityError(
                 f"{name!r} is in a loop without an exit: its view, at least its own messages, will exceed the model's "
                 "context. Add an exit to the loop"
             )
 
 
-def _successors(builder: DeclaringGraph, anywhere: Collection[str]) -> Iterator[tuple[str, Collection[str]]]:
-    """Yield nodes and the nodes that may run after them; a node may come more than once.
+def _following(builder: DeclaringGraph, anywhere: Iterable[str]) -> dict[str, list[str]]:
+    """Return for each node those that may run after it.
 
     Args:
         builder: The graph.
         anywhere: The nodes that may come after a route without known targets.
     """
+    following: dict[str, list[str]] = {name: [] for name in builder.nodes}
     edges = [*builder.edges, *((start, end) for starts, end in builder.waiting_edges for start in starts)]
     goes_on = {start for start, end in builder.edges if end != END}
-    # A node with another edge goes on in spite of its edge to END.
-    yield from ((start, [end]) for start, end in edges if end != END or start not in goes_on)
-    for name, branches in builder.branches.items():
-        yield from ((name, anywhere if branch.ends is None else branch.ends.values()) for branch in branches.values())
+    for start, end in edges:
+        # A node with another edge goes on in spite of its edge to END.
+        if start in following and (end != END or start not in goes_on):
+            following[start].append(end)
+    for name in following:
+        for branch in builder.branches.get(name, {}).values():
+            following[name] += anywhere if branch.ends is None else branch.ends.values()
+    return following
 
 
-def _index(names: Sequence[str], following: Iterable[tuple[str, Iterable[str]]]) -> list[list[int]]:
-    """Return for each name, by its index, the indices of its successors; unknown names are left out.
-
-    Args:
-        names: All names, each once.
-        following: Names, and some of the successors of each.
-    """
-    numbers = {name: number for number, name in enumerate(names)}
-    successors: list[dict[int, None]] = [{} for _ in names]
-    for start, ends in following:
-        if start in numbers:
-            successors[numbers[start]].update((numbers[end], None) for end in ends if end in numbers)
-    return [list(row) for row in successors]
+def _after(start: str, following: Mapping[str, Sequence[str]]) -> set[str]:
+    """Return all that may run after a node: itself only if it is in a loop."""
+    later, queue = set[str](), [start]
+    for name in queue:
+        new = set(following.get(name, ())) - later
+        later |= new
+        queue += new
+    return later
 
 
 Contexts = tuple[Mapping[str, Sequence[str]], frozenset[str]]
@@ -537,10 +526,11 @@ def bind_graph(
     require_schemas(origin, origin.table.explicit())
     bound.origin, bound.resolver = origin, tenant
     engines, bound.served = Engines(engine), {"engine": engine, "strict": strict}
-    whole, bound.audited = chart_as_run(chart_of(origin, engines=engines).as_served(), origin.policy.on_violation)
-    bound.declared = replace(whole, texts=TextsByModel(bound))
+    whole, changed = chart_as_run(chart_of(origin, engines=engines).as_served(), origin.policy.on_violation)
+    require_kept(whole, origin.policy.on_violation)
+    bound.declared, bound.audited = replace(whole, texts=texts_by_model(bound)), audit_chart(whole, changed)
     # Agents are bound to the rules that the policy re-encoded.
-    bound.changed = tuple((hop, whole.by_name[hop.reader].rules[hop.source]) for hop in bound.audited.changed)
+    bound.changed = tuple((hop, whole.by_name[hop.reader].rules[hop.source]) for hop in changed)
     for hop, rule in bound.changed:
         if hop.reader in bound.nodes:  # agents of subgraphs get their rules from the chart at run time
             bound.table.change(hop.source, hop.reader, rule)
@@ -654,7 +644,9 @@ def bind_agent(
         sources, undeclared, graph.system, positions, *contexts, guard, strict=strict, by_tenant=by_tenant, node=name
     )
     choreo = {"reads": {source: rule.mode.name for source, rule in sources.items()}}
-    return replace(spec, runnable=agent.bound(engine, rules), metadata={**(spec.metadata or {}), "choreo": choreo})
+    bound = agent.bound(engine, rules)
+    imported_by(bound, bound.engine)  # raises if its prompt does not fit the engine's model
+    return replace(spec, runnable=bound, metadata={**(spec.metadata or {}), "choreo": choreo})
 
 
 def _require_served(node: str, agent: Agent, model: LoadedModel, channels: Iterable[str]) -> None:

@@ -17,8 +17,7 @@ from langgraph.store.base import BaseStore
 from choreo_agents.engine import Engine, EphemeralRun
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.recording.recorder import Digests
-from choreo_agents.graph.audit.chart import Chart
-from choreo_agents.graph.audit.policy import OnViolation
+from choreo_agents.graph.audit.chart import Chart, OnViolation
 from choreo_agents.graph.langgraph_internals import hidden_in, with_hidden
 from choreo_agents.graph.signer import Signer
 from choreo_agents.graph.state import HandleEntry

@@ -10,9 +10,9 @@ from langgraph.types import Send
 from choreo_agents.arguments import nearest, require_known
 from choreo_agents.errors import InvalidRequestError, UnknownHandleError
 from choreo_agents.graph.state import HandleEntry, handles_of
+from choreo_agents.graph.view.entries import calls_of
 from choreo_agents.graph.view.view import said_at
 from choreo_agents.graph.visibility import REENCODED, SHARED
-from choreo_agents.graph.words.entries import calls_of
 from choreo_agents.kv.handle import MessageHandle
 
 _SENT_AT = "choreo_sent_at"

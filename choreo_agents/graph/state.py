@@ -11,6 +11,7 @@ from langgraph.graph.message import add_messages
 from typing_extensions import TypedDict
 
 from choreo_agents.graph.langgraph_internals import growing
+from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle, base_model
 
 _SAME = ("digest", "author", "persona", "confidential")
@@ -182,9 +183,20 @@ def handles_of(entry: Mapping[str, Any]) -> Iterator[MessageHandle]:
         yield handle_in(plain)
 
 
+def is_input(entry: Mapping[str, Any]) -> bool:
+    """Return whether it is input."""
+    return bool(entry["author"] == START_SOURCE)
+
+
 def is_of_agent(entry: Mapping[str, Any]) -> bool:
     """Return whether an agent wrote it, not input or a plain node."""
     return "persona" in entry
+
+
+def is_own(entry: HandleEntry, reader: str, persona: str) -> bool:
+    """Return whether the reader's own persona is a message's author, or, without a signature, its claimed author."""
+    author = entry.get("unverified_author") or entry
+    return author["author"] == reader or author.get("persona") == persona
 
 
 def with_handle(entry: HandleEntry, handle: MessageHandle) -> HandleEntry:

@@ -11,9 +11,8 @@ from langgraph.types import Send
 from choreo_agents.arguments import refuses_unknown
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
+from choreo_agents.graph.prompts import AnyPrompt, Prompt, prompt_text
 from choreo_agents.graph.sending import INSTRUCTION, SPEAKER, Selected, send, sent_text
-from choreo_agents.graph.words.prompts import Prompt, prompt_text
-from choreo_agents.pml import Prompt as SchemaPrompt
 
 
 class Worker(Agent):
@@ -38,7 +37,7 @@ class Worker(Agent):
         name: str,
         *,
         n: int = 1,
-        prompt: Prompt | SchemaPrompt | None = None,
+        prompt: AnyPrompt | None = None,
         speaker: str | None = None,
         **options: Any,
     ) -> None:

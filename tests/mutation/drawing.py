@@ -22,7 +22,7 @@ ROOMS = {
         "graph/visibility.py",
         "graph/compiling.py",
         "graph/view/bound_engine.py",
-        "graph/words/entries.py",
+        "graph/view/entries.py",
         "graph/view/placed_view.py",
         "graph/view/reader_rules.py",
         "graph/view/view_builder.py",

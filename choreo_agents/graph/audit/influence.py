@@ -6,19 +6,20 @@ it depends on the view: to a reader, it is from the sources that the reader sees
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import NamedTuple
 
 from choreo_agents.engine import Engine
 from choreo_agents.engine.inspect import Descent
-from choreo_agents.errors import HandleError
-from choreo_agents.graph.audit.chart import Chart, Tokens
-from choreo_agents.graph.audit.closure import components
+from choreo_agents.errors import HandleError, VisibilityError, VisibilityWarning
+from choreo_agents.graph.audit.chart import Chart, OnViolation, Tokens, names_of, propagate
 from choreo_agents.graph.audit.report import AuditReport, Finding, Hop
 from choreo_agents.graph.state import HandleEntry, handle_for, handles_of, model_of
-from choreo_agents.graph.visibility import EVERYONE, START_SOURCE, Channel
+from choreo_agents.graph.visibility import EVERYONE, REENCODED, START_SOURCE, Channel, source_of_author
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import instructions, question
 
@@ -28,51 +29,6 @@ class Influence(NamedTuple):
 
     name: str
     channel: Channel
-
-
-class Origins:
-    """Lineage across models: KV ends with its model, text is followed from one model to the next.
-
-    Args:
-        engines: The engines that serve the graph, or did.
-    """
-
-    def __init__(self, engines: Iterable[Engine]) -> None:
-        self.by_model = {engine.model.adapter.fingerprint: engine for engine in engines}
-        self.descents: dict[str, Descent] = {}
-        """Lineage of each loaded message, by id."""
-        self.engines: dict[str, Engine] = {}
-        """The engine that made each loaded message, by id."""
-
-    def load(self, handle: MessageHandle) -> None:
-        """Load the lineage of a message and of all that it descends from.
-
-        Raises:
-            HandleError: Its engine does not know the message any more.
-        """
-        visited = set[str]()
-        queue = self._load_new(handle)
-        for message in queue:
-            for source in self.descents[message].foreign:
-                if source.id not in visited and source.id not in self.descents and source.base_model in self.by_model:
-                    visited.add(source.id)
-                    try:
-                        queue += self._load_new(source)
-                    except HandleError:
-                        continue  # its engine has dropped it; its author is known from the entries all the same
-
-    def sources(self, message: str) -> Sequence[str]:
-        """Return the messages whose text it repeats, those of other models included where they are loaded."""
-        descent = self.descents[message]
-        return (*descent.sources, *(source.id for source in descent.foreign if source.id in self.descents))
-
-    def _load_new(self, handle: MessageHandle) -> list[str]:
-        """Load the messages that are not known yet, and return their ids."""
-        engine = self.by_model[handle.base_model]
-        descents = engine.inspect.descent([handle], self.descents)
-        self.descents |= descents
-        self.engines |= dict.fromkeys(descents, engine)
-        return list(descents)
 
 
 class _Step(NamedTuple):
@@ -94,12 +50,16 @@ class InfluenceTracker:
     """
 
     def __init__(self, engines: Iterable[Engine], chart: Chart, entries: Sequence[HandleEntry], home: str = "") -> None:
-        self._origins = Origins(engines)
+        self._by_model = {engine.model.adapter.fingerprint: engine for engine in engines}
+        self._descents: dict[str, Descent] = {}
+        """Lineage of each loaded message, by id."""
+        self._engines: dict[str, Engine] = {}
+        """The engine that made each loaded message, by id."""
         self._chart = chart
         self._entries = list(entries)
         self._numbers = {id(entry): number for number, entry in enumerate(self._entries)}
         self._prefix = f"{home}|" if home else ""
-        self._texts = {engine: chart.texts(engine) for engine in self._origins.by_model.values()}
+        self._texts = {engine: chart.texts(engine) for engine in self._by_model.values()}
         self._expanded: dict[_Step, tuple[frozenset[Influence], Sequence[_Step]]] = {}
         self._traced: dict[_Step, frozenset[Influence]] = {}
         self._by_message: dict[str, list[int]] = {}
@@ -123,32 +83,53 @@ class InfluenceTracker:
             model: Trace this model's encoding of the message instead.
         """
         handle = (None if model is None else handle_for(entry, model)) or next(handles_of(entry))
-        if handle.base_model not in self._origins.by_model:
+        if handle.base_model not in self._by_model:
             return None
-        self._origins.load(handle)
+        self._load(handle)
         start, own = _Step(handle.id, self._numbers[id(entry)], "encoding"), set[Influence]()
         self._note_thoughts(start.entry, "words", own)
         return self._trace_all(start) | own
 
+    def _load(self, handle: MessageHandle) -> None:
+        """Load the lineage of a message and of all that it descends from. KV ends with its model, text is followed from
+        one model to the next.
+
+        Raises:
+            HandleError: Its engine does not know the message any more.
+        """
+        tried, queue = set[str](), [handle]
+        for source in queue:
+            engine = self._by_model.get(source.base_model)
+            if engine is None or source.id in tried or source.id in self._descents:
+                continue
+            tried.add(source.id)
+            try:
+                descents = engine.inspect.descent([source], self._descents)
+            except HandleError:
+                if source is handle:
+                    raise
+                continue  # its engine has dropped it; its author is known from the entries all the same
+            self._descents |= descents
+            self._engines |= dict.fromkeys(descents, engine)
+            queue += (foreign for descent in descents.values() for foreign in descent.foreign)
+
     def _trace_all(self, start: _Step) -> frozenset[Influence]:
         """Return all that reached a message as an entry has it."""
         steps = [] if start in self._traced else [start]
-        numbers = {start: 0}
-        following: list[list[int]] = []
+        own: dict[_Step, frozenset[Influence]] = {}
+        readers: dict[_Step, list[_Step]] = {start: []}
         for step in steps:
-            parents = [parent for parent in self._expand(step)[1] if parent not in self._traced]
-            for parent in parents:
-                if parent not in numbers:
-                    numbers[parent] = len(steps)
-                    steps.append(parent)
-            following.append([numbers[parent] for parent in parents])
-        # Text that was encoded again can go around in a cycle: all steps of one have the same influences.
-        for component in components(following):
-            cycle, reached = [steps[number] for number in component], set[Influence]()
-            for step in cycle:
-                own, before = self._expand(step)
-                reached.update(own, *(self._traced.get(parent, ()) for parent in before))
-            self._traced |= dict.fromkeys(cycle, frozenset(reached))
+            reached, before = self._expand(step)
+            for parent in before:
+                if parent in self._traced:
+                    reached |= self._traced[parent]
+                else:
+                    steps += [] if parent in readers else [parent]
+                    readers.setdefault(parent, []).append(step)
+            own[step] = reached
+        # Text that was encoded again can go around in a cycle. Parents come first, so that most steps are seen once.
+        initial = {step: own[step] for step in reversed(steps)}
+        self._traced |= propagate(initial, readers.__getitem__)
         return self._traced[start]
 
     def _expand(self, step: _Step) -> tuple[frozenset[Influence], Sequence[_Step]]:
@@ -185,15 +166,17 @@ class InfluenceTracker:
 
     def _parents(self, step: _Step) -> Iterator[_Step]:
         """Yield the messages that a message attended to, and those whose text it repeats."""
-        keeps_kv = self._origins.engines[step.message].method == "choreo"
-        for parent in self._origins.descents[step.message].parents:
+        keeps_kv = self._engines[step.message].method == "choreo"
+        for parent in self._descents[step.message].parents:
             yield _Step(parent, step.entry, step.channel if keeps_kv else "words")
         for source in self._sources(step.message):
             yield _Step(source, step.entry, "words")
 
     def _sources(self, message: str) -> Sequence[str]:
-        """Return the messages whose text it repeats: those in this state if there are any, else all."""
-        sources = self._origins.sources(message)
+        """Return the messages whose text it repeats, those of other models included where they are loaded: those in
+        this state if there are any, else all."""
+        descent = self._descents[message]
+        sources = [*descent.sources, *(source.id for source in descent.foreign if source.id in self._descents)]
         return [source for source in sources if source in self._by_message] or sources
 
     def _label(self, step: _Step, reached: set[Influence]) -> Iterator[_Step]:
@@ -202,17 +185,15 @@ class InfluenceTracker:
         channels, own = self._entries_read(step.message, step.entry), self._own_contexts(step)
         for number, channel in channels.items():
             own += self._authors(number) if channel == "words" else []
-            self._note_all(number, step.channel, reached)
-            self._note_thoughts(number, "words", reached)
+            self._note_entry(number, step.channel, "words", reached)
             # Text that is encoded again in the same position is the same message.
             yield step._replace(entry=number, channel="words" if channel == "words" else step.channel)
         # The author of an entry has its own thoughts in its view.
         recalled = [n for n in self._thoughts.get(step.message, ()) if self._persona(n) == self._persona(step.entry)]
         for number in recalled:
-            self._note_all(number, step.channel, reached)
-            self._note_thoughts(number, step.channel, reached)
+            self._note_entry(number, step.channel, step.channel, reached)
             yield step._replace(entry=number)
-        descent = self._origins.descents[step.message]
+        descent = self._descents[step.message]
         copied = [number for source in descent.sources for number in self._entries_read(source, step.entry)]
         own += [name for number in copied for name in self._authors(number)]
         thought = {f"{name}.thoughts" for name in own} & {*map(self._local, descent.authors)}
@@ -227,20 +208,20 @@ class InfluenceTracker:
         """Record a message that no declaration explains: it may come from any node or context with that text."""
         if numbers := self._by_message.get(step.message):
             for number in numbers:
-                self._note_all(number, step.channel, reached)
-                self._note_thoughts(number, "words", reached)
+                self._note_entry(number, step.channel, "words", reached)
                 yield step._replace(entry=number)
             return
-        descent, own_texts = self._origins.descents[step.message], self._texts[self._origins.engines[step.message]]
+        descent, own_texts = self._descents[step.message], self._texts[self._engines[step.message]]
         named = [name for own in own_texts.values() for name, texts in own.items() if descent.tokens in texts]
         scoped = self._scoped(step.entry)
         for name in [name for name in named if name in scoped] or named or map(self._local, descent.authors):
             self._note(name, step.channel, reached)
         yield step
 
-    def _note_all(self, number: int, channel: Channel, reached: set[Influence]) -> None:
+    def _note_entry(self, number: int, channel: Channel, thoughts: Channel, reached: set[Influence]) -> None:
         for name in self._authors(number):
             self._note(name, channel, reached)
+        self._note_thoughts(number, thoughts, reached)
 
     def _note_thoughts(self, number: int, channel: Channel, reached: set[Influence]) -> None:
         """Record the thoughts behind an entry. No other node attends to thoughts, so nothing is above them."""
@@ -275,8 +256,8 @@ class InfluenceTracker:
 
     def _own_contexts(self, step: _Step) -> list[str]:
         """Return the private contexts of an entry's author whose text is exactly this message."""
-        persona, tokens = self._persona(step.entry), self._origins.descents[step.message].tokens
-        engine = self._origins.engines[step.message]
+        persona, tokens = self._persona(step.entry), self._descents[step.message].tokens
+        engine = self._engines[step.message]
         names = [name for name, texts in self._texts[engine].get(persona, {}).items() if tokens in texts]
         if step.message in self._prompts.get(persona, ()) or tokens in self._questions[engine].get(persona, ()):
             names.append(f"{persona}.system")
@@ -286,7 +267,7 @@ class InfluenceTracker:
     def _questions(self) -> Mapping[Engine, Mapping[str, set[Tokens]]]:
         """Tokens of prompts and of instructions for single messages, by engine and persona: an engine encodes them
         again where it has no handle of them."""
-        questions: dict[Engine, dict[str, set[Tokens]]] = {engine: {} for engine in self._origins.by_model.values()}
+        questions: dict[Engine, dict[str, set[Tokens]]] = {engine: {} for engine in self._by_model.values()}
         for engine, by_persona in questions.items():
             for number, entry in enumerate(self._entries):
                 prompt = entry.get("prompt_text")
@@ -320,6 +301,105 @@ class InfluenceTracker:
         if name.startswith(self._prefix):
             return name.removeprefix(self._prefix)
         return name if name == START_SOURCE or name in self._chart.modules else f"|{name}"
+
+
+# The same promises at call time: every encoding is checked before a reader attends to it
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Sources and contexts that must not reach one reader. All names are those of the reader's own graph."""
+
+    hidden: frozenset[str] = frozenset()
+    """Sources declared private to the reader; in a stock graph `EVERYONE` may be among them."""
+    forbidden: Mapping[Channel, frozenset[str]] = field(default_factory=dict)
+    """Contexts that a policy keeps from the reader, by channel."""
+    on_violation: OnViolation = "raise"
+    chart: Chart = field(default_factory=lambda: Chart(()))
+    """The graph's declarations, by which messages are attributed to nodes and contexts."""
+    spared: frozenset[str] = frozenset()
+    """If everyone is private to the reader, the exceptions: the sources it names, and its own persona."""
+
+    home: str | None = None
+    """Path of the graph whose names these are; None: it is the reader's own graph."""
+
+    def home_of(self, reader: str) -> str:
+        """Return the path of the graph whose names the guard uses."""
+        return reader.rpartition("|")[0] if self.home is None else self.home
+
+
+class RuntimeGuard:
+    """The checks of one call of one reader.
+
+    Args:
+        guard: What must not reach the reader.
+        engine: The reader's engine.
+        reader: The path of its node.
+        engines: Other engines of the graph: they know what messages of other models were made of.
+        entries: All messages in the graph's state.
+    """
+
+    def __init__(
+        self, guard: Guard, engine: Engine, reader: str, engines: Iterable[Engine], entries: Sequence[HandleEntry]
+    ) -> None:
+        self._guard, self._reader, self._entries = guard, reader, entries
+        self._model = engine.model.adapter.fingerprint
+        self._tracker = InfluenceTracker((*engines, engine), guard.chart, entries, guard.home_of(reader))
+        self._hidden = guard.hidden if EVERYONE not in guard.hidden else guard.hidden.union(self._undeclared_sources())
+
+    def allows(self, entry: HandleEntry, *, words_only: bool) -> bool:
+        """Return whether the reader may attend to an encoding as it is; False: encode its text again.
+
+        Args:
+            entry: The message, one of the entries.
+            words_only: True if the reader gets a fresh encoding of its text.
+
+        Raises:
+            VisibilityError: The reader may not, and the policy says `raise`.
+        """
+        guard = self._guard
+        violation = self._find_violation(entry, words_only)
+        if violation is None:
+            return True
+        channel, reason = violation
+        if guard.on_violation == "reencode" and channel == "encoding":
+            return False
+        who = source_of_author(entry["author"], self._reader) or entry["author"]
+        node = self._reader.rsplit("|", maxsplit=1)[-1]
+        edge = f"visibility of {who!r} to {node!r}"
+        message = f"{reason}, but the encoding that {who!r} shares attended to it: set the {edge} to {REENCODED!r}"
+        if channel == "words":
+            message = f"{reason}, but the text of {who!r} may be derived from it: remove the {edge}"
+        if guard.on_violation == "warn":
+            warnings.warn(message, VisibilityWarning, stacklevel=2)
+            return True
+        raise VisibilityError(message)
+
+    def _undeclared_sources(self) -> Iterator[str]:
+        """Yield every source of a message that the reader neither names nor shares a persona with."""
+        for entry in self._entries:
+            names = entry["author"], entry.get("persona", entry["author"])
+            source, persona = (source_of_author(name, self._reader) for name in names)
+            if source is not None and not {source, persona} & {*self._guard.spared, self._reader.rpartition("|")[2]}:
+                yield source
+
+    def _find_violation(self, entry: HandleEntry, words_only: bool) -> tuple[Channel, str] | None:
+        """Return the channel and the first promise that the view would break; None if it breaks none."""
+        guard, node = self._guard, self._reader.rsplit("|", maxsplit=1)[-1]
+        reached = sorted(self._tracker.trace(entry, self._model) or ())
+        for name, channel in () if words_only else reached:
+            # A message from inside a subgraph counts as that of the subgraph's node.
+            source = next((alias for alias in names_of(name) if alias in self._hidden), name)
+            if channel == "encoding" and source in self._hidden:
+                return "encoding", f"{source!r} is declared private to {node!r}"
+            if channel == "encoding" and source == EVERYONE and self._hidden:
+                reason = f"{min(self._hidden)!r} is declared private to {node!r}, and may be in a function's prompt"
+                return "encoding", reason
+        for name, channel in reached:
+            through: Channel = "words" if words_only else channel
+            if name in guard.forbidden.get(through, frozenset()):
+                return through, f"the policy keeps {name!r} from {node!r}"
+        return None
 
 
 # The audit of a finished run

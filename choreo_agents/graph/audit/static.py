@@ -3,21 +3,172 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache, partial
+from itertools import product
+from typing import NamedTuple
 
 from choreo_agents.errors import VisibilityError, VisibilityWarning
-from choreo_agents.graph.audit.chart import Chart, ChartNode, is_inside, names_of
-from choreo_agents.graph.audit.policy import OnViolation
-from choreo_agents.graph.audit.reach import JointReach, Reach, cut, nearest, reach
+from choreo_agents.graph.audit.chart import Chart, ChartNode, Edge, OnViolation, is_inside, names_of, propagate
 from choreo_agents.graph.audit.report import AuditReport, Blocked, Finding, Hop, PrivateContext
-from choreo_agents.graph.visibility import REENCODED, START_SOURCE, Channel
+from choreo_agents.graph.visibility import REENCODED, START_SOURCE, Channel, Presence
 
 CHANNELS: tuple[Channel, ...] = ("encoding", "words")
 
 
-def audit_chart(chart: Chart, changed: Sequence[Hop] = ()) -> AuditReport:
+# How far a context spreads: a fixed point over the edges of a chart, loops included
+
+
+class State(NamedTuple):
+    """A node, and the form in which it has a context."""
+
+    node: str
+    presence: Presence
+
+
+@dataclass
+class Reach:
+    """All states that one context reaches, each with the hop by which it was first reached, so that paths are the
+    shortest."""
+
+    context: PrivateContext
+    came_by: dict[State, tuple[State | None, str, str]]
+    """For each state, the state before it, and the source and label of the hop; an empty label: the context starts
+    there."""
+
+    def has(self, node: str, channel: Channel) -> bool:
+        return State(node, channel) in self.came_by
+
+    def path(self, node: str, channel: Channel) -> tuple[Hop, ...]:
+        """Return the shortest path to a node: hops from the context on."""
+        hops: list[Hop] = []
+        state: State | None = State(node, channel)
+        while state is not None:
+            before, source, label = self.came_by[state]
+            if label:
+                hops.append(Hop(source=source, reader=state.node, by=label))
+            state = before
+        return tuple(reversed(hops))
+
+
+def reach(chart: Chart, context: PrivateContext) -> Reach:
+    """Follow a context along every edge until nothing new is reached, breadth first."""
+    came_by: dict[State, tuple[State | None, str, str]] = {}
+    queue: list[State] = []
+
+    def visit(state: State, before: State | None, source: str, label: str) -> None:
+        if state not in came_by:
+            came_by[state] = before, source, label
+            queue.append(state)
+
+    for state, source, label in _starts(chart, context):
+        visit(state, None, source, label)
+    for state in queue:
+        for after, source, label in _next_states(chart, state):
+            visit(after, state, source, label)
+    return Reach(context, came_by)
+
+
+def _next_states(chart: Chart, state: State) -> Iterator[tuple[State, str, str]]:
+    """Yield the states that a context reaches from a state in one hop, with source and label."""
+    node, presence = state
+    for edge in chart.outgoing.get(node, ()):
+        for channel, label in edge.opens(presence):
+            yield State(edge.reader, channel), node, label
+    for source, reader in chart.scopes.get(node, ()):
+        if node != reader:
+            # A rule names the node's messages as the context in which it encodes text: they are encoded again, too.
+            for channel in REENCODED.opens(presence):
+                yield State(reader, channel), node, _scope(source)
+
+
+def _starts(chart: Chart, context: PrivateContext) -> Iterator[tuple[State, str, str]]:
+    """Yield the states in which a context begins, with the source and the label of the first hop, if it takes one."""
+    name = context.name
+    if name == START_SOURCE:
+        # Input has no author: its readers attend to it, as it was encoded or in a fresh encoding.
+        for node in chart.nodes:
+            rule = node.rules.get(START_SOURCE)
+            if node.is_function or (rule is not None and rule.mode.shows):
+                yield State(node.name, "encoding"), name, "state" if rule is None else rule.words()
+        return
+    if context.kind == "message":
+        # A private source may be a whole graph: then all its messages are the text.
+        for speaker in chart.inside(name):
+            yield State(speaker.name, "text"), name, ""
+        return
+    if context.kind == "thoughts":
+        thinker = chart.by_name[name.removesuffix(".thoughts")]
+        # No other node attends to thoughts, but the answer was decoded from them.
+        yield State(thinker.name, "words"), name, "own"
+        if thinker.recalls:
+            for owner in context.owners:
+                if thinker.speaks_to(chart.by_name[owner]):
+                    yield State(owner, "encoding"), name, "own"
+        return
+    # A prompt of one node stands before its answer in the views of all nodes of the persona, on their own models.
+    is_asked = any(chart.by_name[owner].has_prompt for owner in context.owners)
+    for owner in context.owners:
+        node = chart.by_name[owner]
+        if name in node.modules if context.kind == "module" else node.has_system or is_asked:
+            yield State(owner, "encoding"), name, "own"
+    for source, reader in chart.scopes.get(name, ()):
+        yield State(reader, "encoding"), name, _scope(source)
+
+
+def _scope(source: str) -> str:
+    return f"scope of {source}"
+
+
+def nearest(chart: Chart, reached: Reach, persona: str, channel: Channel) -> str | None:
+    """Return the node of a persona that a context reaches by the shortest path; None if it reaches none."""
+    nodes = [node.name for node in chart.of_persona(persona) if reached.has(node.name, channel)]
+    return min(nodes, key=lambda node: len(reached.path(node, channel)), default=None)
+
+
+def cut(chart: Chart, reached: Reach, reader: str, channel: Channel) -> tuple[tuple[str, str], ...]:
+    """Return edges that would keep a context from a persona: one if one is enough, nearest to the reader first.
+
+    Encodings are cut by switching edges to `reencoded`, text by leaving edges undeclared.
+
+    Args:
+        chart: The graph.
+        reached: The context's reach.
+        reader: The persona.
+        channel: The channel to cut.
+    """
+    node = nearest(chart, reached, reader, channel)
+    path = () if node is None else reached.path(node, channel)
+    declared = {(edge.source, edge.reader): edge for edge in chart.edges() if edge.declared is not None}
+    singles = [declared[hop.source, hop.reader] for hop in reversed(path) if (hop.source, hop.reader) in declared]
+    kin = {node.name for node in chart.of_persona(reader)}
+    into = [edge for edge in declared.values() if edge.reader in kin]
+
+    def cuts(edges: Sequence[Edge]) -> bool:
+        changed = chart
+        for edge in edges:
+            assert edge.declared is not None
+            source, to = edge.declared
+            changed = changed.with_rule(source, to, chart.by_name[to].rules[source].without(channel))
+        return nearest(changed, reach(changed, reached.context), reader, channel) is None
+
+    for edges in [*([edge] for edge in singles), into]:
+        useful = [edge for edge in edges if channel == "words" or edge.shares_kv]
+        if not useful or not cuts(useful):
+            continue
+        for edge in list(useful):
+            # Drop the edges that are not needed for the cut.
+            if len(useful) > 1 and cuts([candidate for candidate in useful if candidate is not edge]):
+                useful.remove(edge)
+        return tuple(dict.fromkeys(edge.declared for edge in useful if edge.declared is not None))
+    return ()
+
+
+# The report
+
+
+def audit_chart(chart: Chart, changed: Iterable[Hop] = ()) -> AuditReport:
     """Report every private context, every reader it can reach by the shortest path, and the edges that would cut it."""
     find, find_blocked = partial(_findings, chart, chart.contexts), partial(_blocked, chart)
     violations = partial(violations_of, chart)
@@ -33,22 +184,37 @@ def _findings(chart: Chart, contexts: Sequence[PrivateContext]) -> Iterator[Find
     """Yield those of the contexts that reach each persona, and the private sources whose encodings reach a reader
     through other nodes all the same."""
     pairs = [*chart.private_pairs()]
-    owners = {source: tuple(node.name for node in chart.inside(source)) for source, _ in pairs}
-    sources = {name: PrivateContext(name, "message", kin) for name, kin in owners.items()}
-    joint = JointReach(chart, [*contexts, *sources.values()])
-    reach_of = lru_cache(maxsize=1)(lambda context: reach(chart, context))
-    masks = _reach_masks(chart, contexts, joint)
+    members = {source: tuple(node.name for node in chart.inside(source)) for source, _ in pairs}
+    sources = {source: PrivateContext(source, "message", names) for source, names in members.items()}
+    masks = _reach_jointly(chart, [*contexts, *sources.values()])
+    reach_of = lru_cache(maxsize=1)(partial(reach, chart))
+    personas = dict.fromkeys(node.persona for node in chart.nodes if not node.is_function)
+    reached = dict.fromkeys(product(personas, CHANNELS), 0)
+    for persona, channel in reached:
+        for node in chart.of_persona(persona):
+            reached[persona, channel] |= masks.get(State(node.name, channel), 0)
     for number, context in enumerate(contexts):
-        for (persona, channel), mask in masks.items():
-            if mask >> number & 1:
+        owners = {chart.by_name[owner].persona for owner in context.owners}
+        for (persona, channel), mask in reached.items():
+            if mask >> number & 1 and persona not in owners:
                 violation = chart.violation_of(context, persona, channel)
                 yield _finding(chart, reach_of, context, persona, channel, violation)
-    places = {source: len(contexts) + place for place, source in enumerate(sources)}
-    for source, node in pairs:
-        if joint.at(node, "encoding") >> places[source] & 1:
-            violation = f"{source!r} is declared private to {node!r}"
-            persona = chart.by_name[node].persona
-            yield _finding(chart, reach_of, sources[source], persona, "encoding", violation, node)
+    numbers = {source: len(contexts) + number for number, source in enumerate(sources)}
+    for source, reader in pairs:
+        if masks.get(State(reader, "encoding"), 0) >> numbers[source] & 1:
+            violation, persona = f"{source!r} is declared private to {reader!r}", chart.by_name[reader].persona
+            yield _finding(chart, reach_of, sources[source], persona, "encoding", violation, reader)
+
+
+def _reach_jointly(chart: Chart, contexts: Sequence[PrivateContext]) -> Mapping[State, int]:
+    """Return the contexts that reach each state, as a bit mask of their numbers: what `reach` says of each of them,
+    without paths."""
+    initial: dict[State, int] = {}
+    for number, context in enumerate(contexts):
+        for state, _, _ in _starts(chart, context):
+            initial[state] = initial.get(state, 0) | 1 << number
+    following = cache(lambda state: dict.fromkeys(after for after, _, _ in _next_states(chart, state)))
+    return propagate(initial, following)
 
 
 def _finding(
@@ -104,25 +270,6 @@ def _sees(chart: Chart, node: ChartNode, source: str) -> bool:
     return any(node.reads(source, speaker) for speaker in chart.inside(source))
 
 
-def _reach_masks(
-    chart: Chart, contexts: Sequence[PrivateContext], joint: JointReach
-) -> Mapping[tuple[str, Channel], int]:
-    """Return the contexts of others that reach each persona through each channel, as bit masks."""
-    own: dict[str, int] = {}
-    for number, context in enumerate(contexts):
-        for persona in {chart.by_name[owner].persona for owner in context.owners}:
-            own[persona] = own.get(persona, 0) | 1 << number
-    every = (1 << len(contexts)) - 1
-    masks: dict[tuple[str, Channel], int] = {}
-    for persona in dict.fromkeys(node.persona for node in chart.nodes if not node.is_function):
-        for channel in CHANNELS:
-            mask = 0
-            for node in chart.of_persona(persona):
-                mask |= joint.at(node.name, channel)
-            masks[persona, channel] = mask & every & ~own.get(persona, 0)
-    return masks
-
-
 def without_answers(chart: Chart) -> Chart:
     """Return a chart in which readers get chat models' answers in functions as text wherever their KV could break a
     promise or carry a confidential message.
@@ -131,8 +278,9 @@ def without_answers(chart: Chart) -> Chart:
     """
     functions = {node.name for node in chart.nodes if node.is_function}
     confidential = {context.name for context in chart.contexts if context.kind == "message"}
+    contexts = [context for context in chart.contexts if context.name in confidential or context in chart.guarded]
     while functions:
-        findings = (finding for finding in _findings(chart, chart.contexts) if finding.channel == "encoding")
+        findings = (finding for finding in _findings(chart, contexts) if finding.channel == "encoding")
         paths = [finding.path for finding in findings if finding.violation or finding.context in confidential]
         hops = {(hop.source, hop.reader) for path in paths for hop in path if hop.source in functions}
         shared = {(edge.source, edge.reader) for edge in chart.edges() if edge.shares_kv and not edge.is_alone}
@@ -168,28 +316,24 @@ def auto_reencode(chart: Chart) -> tuple[Chart, list[Hop]]:
             changed.append(Hop(source=source, reader=reader, by=REENCODED.name))
 
 
-def audit_as_run(chart: Chart, on_violation: OnViolation) -> tuple[Chart, AuditReport]:
-    """Return the chart as it will run and its audit, with the edges that the policy re-encodes."""
-    chart, changed = without_answers(chart), list[Hop]()
-    if on_violation == "reencode":
-        chart, changed = auto_reencode(chart)
-    return chart, audit_chart(chart, changed)
+def chart_as_run(chart: Chart, on_violation: OnViolation) -> tuple[Chart, list[Hop]]:
+    """Return the chart as it will run, and the edges that the policy re-encodes."""
+    chart = without_answers(chart)
+    return auto_reencode(chart) if on_violation == "reencode" else (chart, [])
 
 
-def chart_as_run(chart: Chart, on_violation: OnViolation) -> tuple[Chart, AuditReport]:
-    """Return what `audit_as_run` does, and raise or warn about violations.
+def require_kept(chart: Chart, on_violation: OnViolation) -> None:
+    """Raise or warn about violations.
 
     Raises:
         VisibilityError: A path would break a promise, and the policy says `raise`, or no edge but the last could be
             changed.
     """
-    chart, report = audit_as_run(chart, on_violation)
-    messages = [_describe(finding, chart) for finding in report.violations]
+    messages = [_describe(finding, chart) for finding in violations_of(chart)]
     if messages and on_violation != "warn":
         raise VisibilityError("; ".join(messages))
     for message in messages:
         warnings.warn(message, VisibilityWarning, stacklevel=5)
-    return chart, report
 
 
 def _describe(finding: Finding, chart: Chart) -> str:

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import is_dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import RunnableConfig
@@ -24,6 +24,7 @@ from choreo_agents.graph.durable.thread_log import RunLineage
 from choreo_agents.graph.keeping import all_handles, lease_to_thread
 from choreo_agents.graph.langgraph_internals import superstep_of
 from choreo_agents.graph.outputs import PARSED
+from choreo_agents.graph.prompts import called, prompt_text, text_of
 from choreo_agents.graph.provenance import ProvenState, forward_sends, sign
 from choreo_agents.graph.run_context import CallRequest, CallResult, RunContext
 from choreo_agents.graph.sending import sent_at
@@ -31,15 +32,17 @@ from choreo_agents.graph.signer import Change, rewritten
 from choreo_agents.graph.state import HandleEntry, merge_entries
 from choreo_agents.graph.turn.streaming import DecodeRun, decode_run, report_decode, report_reencoded
 from choreo_agents.graph.view.call_id import CallId
+from choreo_agents.graph.view.entries import entry_of, without_removed
 from choreo_agents.graph.view.placed_view import PlacedView
-from choreo_agents.graph.view.reader_rules import CallReader, Speaker, placed_rules
+from choreo_agents.graph.view.reader_rules import CallReader, placed_rules
 from choreo_agents.graph.view.view import Summary
 from choreo_agents.graph.view.view_builder import ViewBuilder
-from choreo_agents.graph.words.entries import entry_of, without_removed
-from choreo_agents.graph.words.prompts import called, prompt_text, text_of
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, PromptText
 from choreo_agents.sampling import BLANK_LINES, Sampling
+
+if TYPE_CHECKING:
+    from choreo_agents.graph.agent import Agent
 
 
 class _DecodedMessage(NamedTuple):
@@ -62,7 +65,7 @@ class AgentTurn:
         config: Config of the node.
     """
 
-    def __init__(self, agent: Speaker, engine: Engine, state: Any, config: RunnableConfig) -> None:
+    def __init__(self, agent: Agent, engine: Engine, state: Any, config: RunnableConfig) -> None:
         self.started_s = time.perf_counter()
         self.agent, self.engine, self.state, self.config = agent, engine, state, config
         rules = agent.reader_rules()
@@ -82,14 +85,14 @@ class AgentTurn:
 
     async def speak(self) -> dict[str, Any]:
         """Decode the agent's messages (`n` of them), and return the update of the graph's state."""
-        async with lease_to_thread(self.engine, self.config, self.reading.entries, self.answers) as lineage:
+        async with lease_to_thread(self.engine, self.config, self.reading.encoded.all, self.answers) as lineage:
             self.lineage = lineage
             update = await self._build_update()
             if lineage is not None:
                 # Committed before the node returns: a checkpoint must not name handles whose lineage could be lost.
                 entries: list[HandleEntry] = update["handles"]
                 used = [*self.reading.bound.granted(), *all_handles(entries)]
-                await lineage.commit(used, all_handles(self.reading.entries))
+                await lineage.commit(used, all_handles(self.reading.encoded.all))
             return update
 
     async def _build_update(self) -> dict[str, Any]:
@@ -99,7 +102,7 @@ class AgentTurn:
             prompt = await prompt_text(self.agent.name, "prompt", self.agent.prompt, self.state, self.config)
             view = await reading.view(system, self.agent.tools, summary=self._summarize)
             refused = {} if self.lineage is None else self.lineage.refused
-            lost = [(entry, refused.get(entry["handle"]["id"], why)) for entry, why in reading.lost.values()]
+            lost = [(entry, refused.get(entry["handle"]["id"], why)) for entry, why in reading.encoded.lost.values()]
             report_reencoded(self.place.node, lost)
             warn_unencoded(self.engine, self.place.author, reading.words_of)
             sampling = sampling_of(self.agent, self.state)
@@ -116,7 +119,7 @@ class AgentTurn:
             entry_of(
                 handle,
                 place.author,
-                reading.superstep,
+                reading.encoded.superstep,
                 message,
                 branch=place.branch,
                 call=place.call,
@@ -131,7 +134,7 @@ class AgentTurn:
             )
             for place, message, handle, thought in decoded
         ]
-        entries = [self.signer.sign_entry(entry) for entry in (*reading.inputs, *entries)]
+        entries = [self.signer.sign_entry(entry) for entry in (*reading.encoded.made, *entries)]
         messages = [item.message for item in decoded]
         return {"handles": entries, "messages": messages, **channel_update(self.agent, messages)}
 
@@ -171,7 +174,7 @@ class _Call:
 
     def __init__(self, turn: AgentTurn, place: CallId, view: PlacedView, sampling: Sampling) -> None:
         self._turn, self._place, self._view = turn, place, view
-        agent, engine, self._superstep = turn.agent, turn.engine, turn.reading.superstep
+        agent, engine, self._superstep = turn.agent, turn.engine, turn.reading.encoded.superstep
         header = header_of(agent, turn.state, engine.chat)
         thinking = thinking_of(agent, turn.state, engine.chat)
         if thinking is not None:
@@ -298,7 +301,7 @@ class _Call:
 # What an agent's options say of one call
 
 
-def sampling_of(agent: Speaker, state: Any) -> Sampling:
+def sampling_of(agent: Agent, state: Any) -> Sampling:
     """Return an agent's sampling, with its response format or its choices for this state."""
     if agent.response_format is not None:
         return agent.sampling.model_copy(update={"constraint": agent.response_format.grammar})
@@ -312,7 +315,7 @@ def sampling_of(agent: Speaker, state: Any) -> Sampling:
     return agent.sampling.model_copy(update={"choices": stripped, "answer_prefix": agent.answer_prefix})
 
 
-def channel_update(agent: Speaker, messages: Sequence[AIMessage]) -> dict[str, Any]:
+def channel_update(agent: Agent, messages: Sequence[AIMessage]) -> dict[str, Any]:
     """Return the update of an agent's output channel: the parsed output or text of its message, or a list of them.
 
     Empty if it calls tools instead of answering in its response format.
@@ -327,7 +330,7 @@ def channel_update(agent: Speaker, messages: Sequence[AIMessage]) -> dict[str, A
     return {agent.output_key: values if agent.writes_list else values[0]}
 
 
-def thinking_of(agent: Speaker, state: Any, chat: ChatFormat) -> Thinking | None:
+def thinking_of(agent: Agent, state: Any, chat: ChatFormat) -> Thinking | None:
     """Return how an agent thinks in a call; None: it does not.
 
     Args:
@@ -343,7 +346,7 @@ def thinking_of(agent: Speaker, state: Any, chat: ChatFormat) -> Thinking | None
     return replace(default, answer=chat.assistant.opening(None) + lead, after=default.after + lead)
 
 
-def header_of(agent: Speaker, state: Any, chat: ChatFormat) -> PromptText:
+def header_of(agent: Agent, state: Any, chat: ChatFormat) -> PromptText:
     """Return the header that a decode of an agent starts with."""
     has_thoughts = thinks(chat, agent.thinking, agent.name)
     if agent.assistant_prefix is None or has_thoughts:
@@ -353,7 +356,7 @@ def header_of(agent: Speaker, state: Any, chat: ChatFormat) -> PromptText:
     return (opening if bare == opening.rstrip(" ") else bare) + PromptText.special(agent.assistant_prefix)
 
 
-def opening_noted(agent: Speaker, state: Any) -> dict[str, str]:
+def opening_noted(agent: Agent, state: Any) -> dict[str, str]:
     """Return the opening of an agent's turn, for encoding its text again."""
     if agent.assistant_prefix is not None:
         return {"header": agent.assistant_prefix}
@@ -361,7 +364,7 @@ def opening_noted(agent: Speaker, state: Any) -> dict[str, str]:
     return {"speaker": agent.speaker(state)} | ({"header": ""} if agent.tools else {})
 
 
-async def with_update(agent: Speaker, output: dict[str, Any], state: Any, config: RunnableConfig) -> dict[str, Any]:
+async def with_update(agent: Agent, output: dict[str, Any], state: Any, config: RunnableConfig) -> dict[str, Any]:
     """Return the state update of an agent's node, extended by that of its `on_output` function.
 
     Args:

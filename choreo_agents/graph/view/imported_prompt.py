@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from choreo_agents.engine import Engine, Prefill
 from choreo_agents.engine.transfer import Leases
@@ -21,6 +23,9 @@ from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.pml import CompiledSchema, FreshText, Prompt, Schema, compile_prompt, compile_schema
 from choreo_agents.pml.library import ModuleCache
 from choreo_agents.pml.markup.syntax import Import, Path, PromptTree, SchemaTree, modules_of
+
+if TYPE_CHECKING:
+    from choreo_agents.graph.agent import Agent
 
 
 @dataclass(frozen=True)
@@ -140,6 +145,24 @@ class ImportedPrompt:
         # Positions that an argument leaves free in its slot stay unused.
         view.end = start + end
         view.turn = "closed" if open_end is None else "open"
+
+
+class _PromptsByAgent(WeakKeyDictionary["Agent", ImportedPrompt]):
+    """Prompts of schemas by agent, on the engine of one tenant."""
+
+
+def imported_by(agent: Agent, engine: Engine | None) -> ImportedPrompt | None:
+    """Return an agent's prompt of a schema as an engine encodes it; None: it has none.
+
+    Raises:
+        PMLError, ContextLengthError: It does not fit the engine's model.
+    """
+    if agent.schema_prompt is None or engine is None:
+        return None
+    kept = engine.kv.get_or_create(_PromptsByAgent)
+    if agent not in kept:
+        kept[agent] = ImportedPrompt(engine, agent.schema_prompt, agent.shared_system)
+    return kept[agent]
 
 
 class _Modules:

@@ -8,13 +8,12 @@ from itertools import groupby
 
 from choreo_agents.engine import Prefill
 from choreo_agents.errors import HandleError
-from choreo_agents.graph.state import HandleEntry, is_of_agent
+from choreo_agents.graph.state import HandleEntry, is_input, is_of_agent
 from choreo_agents.graph.view.bound_engine import BoundEngine
 from choreo_agents.graph.view.placed_view import PlacedView
 from choreo_agents.graph.view.reader_rules import CallReader
 from choreo_agents.graph.view.view import SeenEntry
 from choreo_agents.graph.visibility import source_of_author
-from choreo_agents.graph.words.entries import is_input
 from choreo_agents.kv.handle import MessageHandle
 
 

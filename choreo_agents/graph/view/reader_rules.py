@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from langchain_core.runnables import RunnableConfig
 
-from choreo_agents.chat import Described, Thinks, ToolChoice
 from choreo_agents.engine import Engine
-from choreo_agents.graph.audit.chart import Chart, is_inside, names_of
-from choreo_agents.graph.audit.guard import Guard
-from choreo_agents.graph.audit.policy import OnViolation
+from choreo_agents.graph.audit.chart import Chart, OnViolation, is_inside, names_of
+from choreo_agents.graph.audit.influence import Guard
 from choreo_agents.graph.langgraph_internals import is_nested
 from choreo_agents.graph.nesting import author_of
-from choreo_agents.graph.outputs import Output
 from choreo_agents.graph.run_context import ChartedRun, RunContext
-from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.state import HandleEntry, is_own
 from choreo_agents.graph.view.call_id import CallId
-from choreo_agents.graph.view.imported_prompt import ImportedPrompt
-from choreo_agents.graph.view.view import HistoryLimit, is_own
-from choreo_agents.graph.visibility import OUTSIDE, START_SOURCE, Positions, VisibilityRule, private_in
-from choreo_agents.graph.words.prompts import Prompt
-from choreo_agents.sampling import Sampling
+from choreo_agents.graph.view.imported_prompt import imported_by
+from choreo_agents.graph.visibility import (
+    EVERYONE,
+    OUTSIDE,
+    START_SOURCE,
+    Positions,
+    VisibilityRule,
+    private_in,
+    with_input,
+)
 
-Choices = Sequence[str] | Callable[[Any], Sequence[str]]
-"""Answers that an agent may choose from: fixed, or a function of the graph's state."""
-Update = Callable[..., Any]
-"""Makes an update of the state, a `Command` or None from an agent's message (a list, if it writes several at a time),
-and, if it takes them, the state with that message, `runtime` and `config`."""
+if TYPE_CHECKING:
+    from choreo_agents.graph.agent import Agent
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,19 @@ class ReaderRules:
     """True if each run is served for its own tenant, instead of the one for which the engine was loaded."""
     node: str | None = None
     """The reader's name as a node of a `ChoreoGraph`, whose state has its messages; None: it is no such node."""
+
+
+def stock_rules(agent: Agent) -> ReaderRules:
+    """Return the rules of an agent in a stock `StateGraph`, which declares itself what it reads.
+
+    Raises:
+        PMLError, ContextLengthError: Its prompt does not fit its engine's model.
+    """
+    imported_by(agent, agent.engine)
+    rules = with_input(agent.rules)
+    guard = Guard(private_in(agent.rules), spared=frozenset([*rules, *filter(None, [agent.persona])]))
+    undeclared = {EVERYONE} if EVERYONE in agent.rules else None
+    return ReaderRules(rules, undeclared, agent.shared_system, agent.positions or "sequential", guard=guard)
 
 
 def charted_in(called: RunnableConfig, chart: Chart, on_violation: OnViolation) -> ChartedRun:
@@ -122,47 +134,6 @@ class MergeSpec:
     """Prompt by which each source's speaker makes its message shorter; None: messages are read as they are."""
 
 
-class Speaker:
-    """What one call needs of an agent."""
-
-    name: str
-    persona: str | None
-    system: Prompt | None
-    imported: ImportedPrompt | None
-    """A prompt of a schema, in place of a system prompt."""
-    prompt: Prompt | None
-    adapter: str | None
-    """Name of the adapter that encodes the reader's own messages."""
-    merging: MergeSpec | None
-    """The branches to merge."""
-    confidential: bool
-    """True if its messages are a private context."""
-    on_output: Update | None
-    history: HistoryLimit | None
-    """Limit on the messages it sees."""
-    tags: Sequence[str]
-    metadata: Mapping[str, Any]
-    n: int
-    assistant_prefix: str | None
-    choices: Choices | None
-    answer_prefix: str
-    response_format: Output | None
-    output_key: str | None
-    writes_list: bool
-    sampling: Sampling
-    thinking: Thinks
-    tools: Described
-    tool_choice: ToolChoice
-
-    def speaker(self, _: Any) -> str:
-        """Return the name in the header of its turn, given the state."""
-        return self.name
-
-    def reader_rules(self) -> ReaderRules:
-        """Return the rules for its views."""
-        raise NotImplementedError
-
-
 @dataclass(frozen=True)
 class CallReader:
     """The reader of one call of one node."""
@@ -171,7 +142,7 @@ class CallReader:
     persona: str
     """The persona of its node, behind the subgraphs."""
     rules: ReaderRules
-    agent: Speaker
+    agent: Agent
     others: Sequence[Engine]
     """The other engines of the graph: they know what messages of other models were made of."""
 

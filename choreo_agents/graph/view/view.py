@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from choreo_agents.arguments import refuses_unknown
 from choreo_agents.errors import InvalidRequestError, VisibilityError
-from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.visibility import EVERYONE, START_SOURCE, VisibilityRule, mode_of, source_in
-from choreo_agents.graph.words.prompts import required_arguments
+from choreo_agents.graph.prompts import required_arguments
+from choreo_agents.graph.state import HandleEntry, is_input, is_own
+from choreo_agents.graph.view.reader_rules import CallReader
+from choreo_agents.graph.visibility import EVERYONE, REENCODED, START_SOURCE, VisibilityRule, mode_of, source_in
 
 Summary = Callable[..., str | Awaitable[str | None] | None]
 """Makes a text from the messages outside an agent's history, which the agent gets in their place; None: nothing."""
@@ -24,6 +26,34 @@ class SeenEntry(NamedTuple):
 
     entry: HandleEntry
     rule: VisibilityRule
+
+
+def seen(
+    reader: CallReader, entries: Sequence[HandleEntry], calls: Mapping[str, str]
+) -> tuple[list[SeenEntry], set[str]]:
+    """Return a reader's view, and the authors of whose answers it reads the text only, since these may have attended to
+    what is kept from it.
+
+    Args:
+        reader: The reader of a call.
+        entries: All messages.
+        calls: The call's message id by that of its result.
+    """
+    rules, persona = reader.rules, reader.persona
+    options: Any = {"persona": persona, "undeclared": rules.undeclared, "unnamed": rules.unnamed, "calls": calls}
+    items = visible(entries, reader.place.author, rules.sources, **options)
+    names = {item.entry["message_id"] for item in items}
+    # True if any graph's state has a confidential message that the reader does not see.
+    is_kept = any(entry["confidential"] and entry["message_id"] not in names for entry in entries)
+    result: list[SeenEntry] = []
+    text_only: set[str] = set()
+    for entry, rule in items:
+        answered = bool(entry.get("answered")) and rule.mode.shares_kv
+        in_words = answered and (is_kept or is_input(entry) or reader.gets_words_of(entry))
+        if in_words and not is_input(entry):
+            text_only.add(entry["author"])
+        result.append(SeenEntry(entry, replace(rule, mode=REENCODED) if in_words else rule))
+    return result, text_only
 
 
 def visible(
@@ -97,12 +127,6 @@ def _rule_of(node: str | None, reader: str, rules: Mapping[str, VisibilityRule])
     return None if node is None else rules.get(source_in(rules, node, reader) or "")
 
 
-def is_own(entry: HandleEntry, reader: str, persona: str) -> bool:
-    """Return whether the reader's own persona is a message's author, or, without a signature, its claimed author."""
-    author = entry.get("unverified_author") or entry
-    return author["author"] == reader or author.get("persona") == persona
-
-
 def _narrowed(entry: HandleEntry, rule: VisibilityRule | None, source: str | None, reader: str) -> VisibilityRule:
     """Return the rule for an entry that a `send` may have selected: never more than the source's rule."""
     selected = entry.get("select")
@@ -151,6 +175,24 @@ def _sort_key(item: tuple[int, SeenEntry]) -> tuple[int, int, tuple[str, list[in
     """Return the sort key of a message in a view; the message id only breaks ties."""
     rank, (entry, _) = item
     return entry["superstep"], rank, call_of(entry), entry["message_id"]
+
+
+def siblings(view: Sequence[SeenEntry], *, parallel: bool) -> Iterator[list[list[SeenEntry]]]:
+    """Yield groups of siblings that start at one position; each sibling is a list of consecutive messages."""
+    if not parallel:
+        for item in view:
+            yield [[item]]
+        return
+
+    def moment(item: SeenEntry) -> tuple[int, bool]:
+        return item.entry["superstep"], is_input(item.entry)
+
+    for (_, written), group in groupby(view, key=moment):
+        if written:
+            # Input is one conversation: its messages follow each other.
+            yield [list(group)]
+        else:
+            yield [list(branch) for _, branch in groupby(group, key=lambda item: call_of(item.entry))]
 
 
 # Limits on the length of a view

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolMessage
 
-from choreo_agents.chat import message_turn, tools_called
-from choreo_agents.engine import Prefill
+from choreo_agents.chat import THOUGHT_BLOCKS, message_turn, thoughts_of, tools_called
+from choreo_agents.engine import Engine, Prefill, Thinking
 from choreo_agents.engine.calls import Content
 from choreo_agents.engine.messages.message import thinker
 from choreo_agents.errors import VisibilityError
-from choreo_agents.graph.audit.guard import RuntimeGuard
+from choreo_agents.graph.audit.influence import RuntimeGuard
 from choreo_agents.graph.signer import opening_of
-from choreo_agents.graph.state import HandleEntry, length_for
+from choreo_agents.graph.state import HandleEntry, handle_for, is_input, length_for
 from choreo_agents.graph.view.bound_engine import BoundEngine
-from choreo_agents.graph.view.call_id import CallId
+from choreo_agents.graph.view.entries import (
+    EncodedEntries,
+    confidential_of,
+    context_path,
+    if_alive,
+    is_forgotten,
+)
 from choreo_agents.graph.view.placed_view import PlacedView, TurnMerger
 from choreo_agents.graph.view.reader_rules import CallReader
 from choreo_agents.graph.view.view import SeenEntry
 from choreo_agents.graph.visibility import REENCODED, VisibilityMode, VisibilityRule
-from choreo_agents.graph.words.entries import is_forgotten, is_input
-from choreo_agents.graph.words.thoughts import own_message
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import Kind, PromptText, instructions, question
+from choreo_agents.models import ChatFormat, Kind, PromptText, instructions, question
 
 
 class ViewEncoder:
@@ -33,7 +38,7 @@ class ViewEncoder:
     Args:
         bound: The reader's engine.
         reader: The reader of the call.
-        messages: The messages in the graph's state.
+        encoded: The entries, each message of the view with an encoding of the reader's model.
         turns: Adds the separators around messages.
         stands_for: Handles shown for merged messages, by the ids of the messages' own handles.
     """
@@ -42,28 +47,27 @@ class ViewEncoder:
         self,
         bound: BoundEngine,
         reader: CallReader,
-        messages: Sequence[BaseMessage],
+        encoded: EncodedEntries,
         turns: TurnMerger,
         stands_for: Mapping[str, MessageHandle],
     ) -> None:
         self._bound, self._engine = bound, bound.engine
         self._reader, self._rules = reader, reader.rules
-        self._messages = {str(message.id): message for message in messages}
+        self._encoded, self._messages = encoded, encoded.by_id
         self._transformed: dict[str, BaseMessage] = {}
         self._turns, self._stands_for = turns, stands_for
-        self._entries: Sequence[HandleEntry] = ()
-        self._guards: list[RuntimeGuard] = []
         self.copies: list[MessageHandle] = []
         """Handles that were made for this call alone."""
         self.lasting: set[str] = set()
         """Ids of the appended handles that outlive the call: those in the graph's state, and imported modules."""
         self._prompt: MessageHandle | None = None
 
-    def begin(self, entries: Sequence[HandleEntry]) -> None:
-        """Set the entries, each message of the view with an encoding of the reader's model."""
-        reader, self._entries = self._reader, entries
+    @cached_property
+    def _guards(self) -> list[RuntimeGuard]:
+        """The checks of the call, made when all that it reads is encoded."""
+        reader, entries = self._reader, self._encoded.all
         guards = [g for g in (reader.rules.guard, *reader.rules.around) if g.hidden or any(g.forbidden.values())]
-        self._guards = [RuntimeGuard(g, self._engine, reader.place.author, reader.others, entries) for g in guards]
+        return [RuntimeGuard(g, self._engine, reader.place.author, reader.others, entries) for g in guards]
 
     async def ask(self, view: PlacedView, prompt: str | None) -> MessageHandle | None:
         """Append the agent's prompt, if it has one, as a user's turn, and close the turn."""
@@ -102,7 +106,7 @@ class ViewEncoder:
             if rule.mode.transform is None:
                 return length_for(entry, self._bound.model) + around
             return len(self._transformed_tokens(entry, rule.mode, later=True, by_other=True)[0]) + around
-        prompt, shown = entry.get("prompt"), own_message(self._engine, entry, self.as_read(entry))
+        prompt, shown = entry.get("prompt"), own_message(self._engine, entry, self.in_state(entry))
         length = shown.length if isinstance(shown, MessageHandle) else len(self._engine.model.encode(shown))
         return length + (0 if prompt is None else int(prompt["length"]) + self._turns.length("part"))
 
@@ -126,7 +130,7 @@ class ViewEncoder:
             prompt = entry.get("prompt")
             if own and prompt is not None:
                 await self._append_prompt(view, prompt, entry.get("prompt_text"))
-            content = own_message(self._engine, entry, self.as_read(entry)) if own else handle
+            content = own_message(self._engine, entry, self.in_state(entry)) if own else handle
             if isinstance(content, MessageHandle):
                 shown = await self._as_encoded(view, entry, content)
             else:
@@ -162,7 +166,7 @@ class ViewEncoder:
 
     def _is_first(self, view: PlacedView) -> bool:
         """Return whether the view is still empty but for the root."""
-        is_plain = self._reader.agent.imported is None and not self._rules.shared_system
+        is_plain = self._reader.agent.schema_prompt is None and not self._rules.shared_system
         return is_plain and len(view.handles) == len(self._turns.root.handles)
 
     async def _append_prompt(self, view: PlacedView, prompt: Mapping[str, Any], text: str | None) -> None:
@@ -218,7 +222,7 @@ class ViewEncoder:
             await turns.append_turns(view, [instructions(text, turns.chat, later=not is_first)], path, None)
         if name not in rules.systems and name not in rules.confidential:
             raise VisibilityError(f"there is no private context {name!r} in which to encode text")
-        for entry in confidential_of(path, self._entries):
+        for entry in confidential_of(path, self._encoded.all):
             handle = self._bound.handle(entry)
             tokens, kind = self._tokens_of(entry, handle, REENCODED, own=self._reader.has_said(entry))
             await turns.prepare_for(view, kind)
@@ -227,11 +231,6 @@ class ViewEncoder:
             view.add(encoded)
 
     # The text of a message as the reader gets it
-
-    def as_read(self, entry: HandleEntry) -> BaseMessage | None:
-        """Return a message with the text that the reader has in its view; None if the state has only its handle."""
-        name = entry["message_id"]
-        return self._transformed.get(name, self._messages.get(name))
 
     def in_mode(self, entry: HandleEntry, mode: VisibilityMode) -> BaseMessage | None:
         """Return a message with the text that a mode makes of it; None if the state has only its handle."""
@@ -321,13 +320,61 @@ class ViewEncoder:
         return self._transformed[name]
 
 
-def context_path(name: str, place: CallId) -> str:
-    """Return a private context's name behind the subgraphs of its reader."""
-    home = place.author.rpartition("|")[0]
-    return f"{home}|{name}" if home else name
+# Thoughts of agents before their answers. Other agents never see them
 
 
-def confidential_of(path: str, entries: Sequence[HandleEntry]) -> list[HandleEntry]:
-    """Return a node's confidential messages by superstep."""
-    confidential = [entry for entry in entries if entry["author"] == path and entry["confidential"]]
-    return sorted(confidential, key=lambda entry: entry["superstep"])
+def with_thinking(message: BaseMessage, chat: ChatFormat) -> PromptText | None:
+    """Return an agent's own earlier message with its thoughts, as its model's template renders both.
+
+    None if it has no thoughts, or the template drops them.
+    """
+    thoughts = thoughts_of(message)
+    if not thoughts or chat.thoughts is None or not chat.thoughts.kept:
+        return None
+    opening = opening_of(message)
+    header = opening.get("header")
+    thinking = Thinking.of(chat, (opening.get("speaker") or message.name) if header is None else None)
+    lead = thinking.after if header is None else thinking.after + PromptText.special(str(header))
+    blank = "" if lead.text == "" or lead.text[-1:].isspace() else " "
+    return (
+        chat.header(None, thinking=True)
+        + PromptText.plain(thoughts)
+        + PromptText.special(thinking.before + thinking.end)
+        + lead
+        + PromptText.plain(blank + str(message.text))
+        + PromptText.special(chat.turn_end)
+    )
+
+
+def keeps_thoughts(chat: ChatFormat, entry: HandleEntry) -> bool:
+    """Return whether a model's template renders the thoughts of an agent's own earlier message."""
+    return chat.thoughts is not None and chat.thoughts.kept and "thoughts" in entry
+
+
+def own_message(engine: Engine, entry: HandleEntry, message: BaseMessage | None) -> MessageHandle | PromptText:
+    """Return an agent's own earlier message as its model's template renders it, with or without thoughts.
+
+    Args:
+        engine: Engine of the agent.
+        entry: Entry of the message.
+        message: The message. Its thoughts are encoded again where the decoded ones are lost, or were edited.
+    """
+    plain, model = entry.get("thoughts"), engine.model.adapter.fingerprint
+    thought = None if plain is None else MessageHandle.model_validate(plain)
+    # Thoughts of another model are tokens of that model only: they are left out.
+    if keeps_thoughts(engine.chat, entry) and (thought is None or thought.base_model == model):
+        live = if_alive(engine, thought)
+        text = None if message is None or live is not None else with_thinking(message, engine.chat)
+        if (content := live or text) is not None:
+            return content
+    return handle_for(entry, model) or MessageHandle.model_validate(entry["handle"])
+
+
+def without_thoughts(message: BaseMessage) -> BaseMessage:
+    """Return a message as other agents see it: without its thoughts."""
+    blocks = message.content if isinstance(message.content, list) else []
+    visible = [block for block in blocks if not (isinstance(block, dict) and block.get("type") in THOUGHT_BLOCKS)]
+    if len(visible) == len(blocks):
+        return message
+    is_text = all(isinstance(block, str) or block.get("type") == "text" for block in visible)
+    return message.model_copy(update={"content": str(message.text) if is_text else visible})

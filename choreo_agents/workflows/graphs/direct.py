@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from choreo_agents.graph import END, START, Agent, ChoreoGraph
-from choreo_agents.graph.words.prompts import Prompt
+from choreo_agents.graph.prompts import Prompt
 from choreo_agents.sampling import Sampling
 
 SOLVER = "solver"

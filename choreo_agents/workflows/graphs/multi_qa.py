@@ -12,7 +12,7 @@ from typing import Any, Literal
 from langchain_core.messages import HumanMessage
 
 from choreo_agents.graph import END, START, Agent, ChoreoGraph, VisibilityRule
-from choreo_agents.graph.words.prompts import Prompt
+from choreo_agents.graph.prompts import Prompt
 from choreo_agents.sampling import Sampling
 
 Layout = Literal["serial", "parallel"]

@@ -9,12 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from choreo_agents.graph.audit.chart import Chart, ChartNode
-from choreo_agents.graph.audit.closure import bits, components, propagate
-from choreo_agents.graph.audit.policy import Policy
-from choreo_agents.graph.audit.reach import Reach, cut, nearest, reach
+from choreo_agents.graph.audit.chart import Chart, ChartNode, Policy, propagate
 from choreo_agents.graph.audit.report import Blocked, Finding, PrivateContext
-from choreo_agents.graph.audit.static import audit_chart, violations_of
+from choreo_agents.graph.audit.static import Reach, audit_chart, cut, nearest, reach, violations_of
 from choreo_agents.graph.visibility import START_SOURCE, VisibilityRule
 
 NAMES = ("a", "b", "c", "team|d", "team|e", "f")
@@ -135,7 +132,8 @@ def test_what_is_blocked_is_what_pairs_one_by_one_say(chart: Chart) -> None:
 
 @given(graphs)
 def test_what_leads_where_is_what_walking_says(following: list[list[int]]) -> None:
-    behind = propagate(following, [1 << node for node in range(len(following))])
+    masks = propagate({node: 1 << node for node in range(len(following))}, following.__getitem__)
+    names = propagate({node: frozenset([node]) for node in range(len(following))}, following.__getitem__)
     for node in range(len(following)):
         found: list[int] = []
         queue = [node]
@@ -143,8 +141,8 @@ def test_what_leads_where_is_what_walking_says(following: list[list[int]]) -> No
             if each not in found:
                 found.append(each)
                 queue += following[each]
-        assert sorted(found) == [other for other, mask in enumerate(behind) if node in bits(mask)]
-    assert sorted(node for component in components(following) for node in component) == [*range(len(following))]
+        assert sorted(found) == [other for other, mask in masks.items() if mask >> node & 1]
+        assert sorted(found) == sorted(other for other, labels in names.items() if node in labels)
 
 
 def chain(length: int) -> Chart:

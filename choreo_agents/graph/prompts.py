@@ -10,6 +10,7 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import get_runtime
 
+from choreo_agents import pml
 from choreo_agents.errors import InvalidRequestError
 
 Words = str | BaseMessage | Sequence[str | BaseMessage]
@@ -17,6 +18,8 @@ Words = str | BaseMessage | Sequence[str | BaseMessage]
 Prompt = Words | Callable[..., Words | Awaitable[Words | None] | None]
 """A prompt: constant, or a sync or async function of the graph's state and, if it names them, of `runtime` and `config`
 as for LangGraph's nodes. None: no prompt."""
+AnyPrompt = Prompt | pml.Prompt
+"""A prompt, or one of a schema, which imports modules."""
 
 _SPOKEN_BY: Mapping[str, type[BaseMessage]] = {"system": SystemMessage, "prompt": HumanMessage}
 _GIVEN = ("runtime", "config")
@@ -34,6 +37,15 @@ def require_prompt(name: str, field: str, prompt: Any) -> Any:
         raise InvalidRequestError(f"the {field} of {name!r} must be text or a function that returns it, not {prompt!r}")
     required_arguments(name, field, prompt, ["state"])
     return prompt
+
+
+def split_prompt(name: str, prompt: Any) -> tuple[Prompt | None, pml.Prompt | None]:
+    """Return the prompt as a user's turn, or as a prompt of a schema; the other is None."""
+    if isinstance(prompt, pml.Prompt):
+        return None, prompt
+    if isinstance(prompt, pml.Schema):
+        raise InvalidRequestError(f"the prompt of {name!r} is a schema, not a prompt: pass schema.prompt(...)")
+    return require_prompt(name, "prompt", prompt), None
 
 
 def required_arguments(name: str, field: str, function: Callable[..., Any], positional: Sequence[str]) -> None:
