@@ -11,9 +11,9 @@ Interval = tuple[float, float]
 _RESAMPLES = 10_000
 
 
-def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Interval | None:
-    """95 % interval of the ratio of two means, over pairs; None of fewer than two pairs."""
-    return _interval(lambda a, b: a.mean() / b.mean(), above, below)
+def median_interval(values: Sequence[float]) -> Interval | None:
+    """95 % interval of a median; None of fewer than two values."""
+    return _interval(np.median, values)
 
 
 def difference_interval(first: Sequence[float], second: Sequence[float]) -> Interval | None:

@@ -41,10 +41,12 @@ class DecodeRun:
     def __init__(self, run: AsyncCallbackManagerForLLMRun) -> None:
         self._run = run
         self.is_over = False
+        self.is_watched = bool(run.handlers)
+        """True if a stream or tracer takes its tokens. Otherwise no token has to cross to this thread."""
 
     async def show(self, chunks: Iterable[AIMessageChunk]) -> None:
         """Report chunks of the message; the last one has the finish reason."""
-        for chunk in chunks:
+        for chunk in chunks if self.is_watched else ():
             is_last = chunk.chunk_position == "last"
             info = {"finish_reason": chunk.response_metadata["finish_reason"]} if is_last else None
             generation = ChatGenerationChunk(message=chunk, generation_info=info)

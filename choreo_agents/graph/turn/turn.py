@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import is_dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -252,9 +252,10 @@ class _Call:
         request = engine, self._opening, thinking, self._sampling, tools, required, f"{at} {view.end}"
         output = OutputStream(*request, message_id=message_id, name=place.node)
         tokens = None if self._answer is None else self._answer.tokens
-        stream = turn.reading.bound.astream(
+        decode = turn.reading.bound.decode(
             self._opening,
             view.handles,
+            streamed=run.is_watched,
             offsets=view.offsets,
             position=view.end,
             author=place.author,
@@ -266,16 +267,13 @@ class _Call:
             played=PlayedCall(at, tokens, tokens is not None),
             **output.decode_args,
         )
-        handle = None
-        async with aclosing(stream):
-            async for item in stream:
-                if isinstance(item, MessageHandle):
-                    handle = item
-                    continue
-                self._first_s = self._first_s or time.perf_counter()
-                await run.show(output.add(item))
-        assert handle is not None
-        await run.show(output.end())
+        if run.is_watched:
+            handle = await self._show(run, output, decode)
+        else:
+            began_s, handle = time.perf_counter(), await decode
+            if (ttft_s := engine.usage(handle).ttft_s) is not None:
+                # A message that was there before took the time of another call.
+                self._first_s = min(began_s + ttft_s, time.perf_counter())
         parsed = output.parse(handle)
         try:
             form = None if parsed.calls or parsed.broken else agent.response_format
@@ -296,6 +294,17 @@ class _Call:
         first_s = self._first_s or time.perf_counter()
         report_decode(engine, turn.place.node, handle, parsed.words, started_s=turn.started_s, first_token_s=first_s)
         return _DecodedMessage(place, message, handle, thought)
+
+    async def _show(self, run: DecodeRun, output: OutputStream, stream: AsyncGenerator[Any]) -> MessageHandle:
+        """Show what a decode streams, and return its handle."""
+        async with aclosing(stream):
+            async for item in stream:
+                if isinstance(item, MessageHandle):
+                    await run.show(output.end())
+                    return item
+                self._first_s = self._first_s or time.perf_counter()
+                await run.show(output.add(item))
+        raise AssertionError("its handle comes last")
 
 
 # What an agent's options say of one call

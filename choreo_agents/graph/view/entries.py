@@ -296,13 +296,16 @@ def is_encoded(message: BaseMessage, entries: Mapping[str, HandleEntry]) -> bool
 
 def if_alive(engine: Engine, handle: MessageHandle | None) -> MessageHandle | None:
     """Return a handle if the engine still has it, or it is another model's; else None."""
-    if handle is None:
-        return None
+    return handle if handle is not None and isinstance(_refusal(engine, handle), ForeignHandleError | None) else None
+
+
+def _refusal(engine: Engine, handle: MessageHandle) -> HandleError | None:
+    """Return the error that the engine raises for a handle, if any."""
     try:
         engine.usage(handle)
     except HandleError as error:
-        return handle if isinstance(error, ForeignHandleError) else None
-    return handle
+        return error
+    return None
 
 
 def lost_ids(engine: Engine, entries: Mapping[str, HandleEntry]) -> set[str]:
@@ -314,14 +317,9 @@ def lost_ids(engine: Engine, entries: Mapping[str, HandleEntry]) -> set[str]:
 
 
 def is_forgotten(engine: Engine, handle: MessageHandle) -> bool:
-    """Return whether an engine does not know a handle: its engine was closed, or it is another model's."""
-    try:
-        engine.usage(handle)
-    except (UnknownHandleError, ForeignHandleError):
-        return True
-    except HandleError:
-        return False  # released on purpose: reading it raises
-    return False
+    """Return whether an engine does not know a handle: its engine was closed, or it is another model's. One that was
+    released on purpose is known: reading it raises."""
+    return isinstance(_refusal(engine, handle), UnknownHandleError | ForeignHandleError)
 
 
 def without_removed(entries: Sequence[HandleEntry], messages: Sequence[BaseMessage], state: Any) -> list[HandleEntry]:

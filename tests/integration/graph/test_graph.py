@@ -29,6 +29,7 @@ from choreo_agents import (
     Send,
     VisibilityRule,
 )
+from choreo_agents.engine.constraints import Detokenizer
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.workflows import debate
 
@@ -345,6 +346,28 @@ async def test_streaming_messages_and_custom_events(engine: Engine) -> None:
     assert events[0]["ttft_s"] > 0
     found = [(event["tokens_encoded"] > 0, event["tokens_reused"] > 0, event["tokens_recomputed"]) for event in events]
     assert found == [(True, False, 0), (True, True, 0)], "the first agent of a cold engine finds nothing"
+
+
+async def test_tokens_that_nobody_takes_stay_on_the_engines_thread(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many branches at once would pay for each token on the event loop, beside the engine."""
+    texts, added = list[str](), list[int]()
+    add = Detokenizer.add
+    monkeypatch.setattr(Detokenizer, "add", lambda self, token: added.append(token) or add(self, token))
+    for modes in (["custom", "values"], ["custom", "values", "messages"]):
+        before, waits = len(added), list[float]()
+        app = pair().compile(engine=make_engine())
+        async for mode, item in app.astream(QUESTION, stream_mode=modes):
+            if mode == "custom":
+                waits.append(item["ttft_s"])
+                assert 0 < item["ttft_s"] <= item["duration_s"]
+            elif mode == "values":
+                state = item
+        texts.append(str([(message.name, message.text) for message in state["messages"][1:]]))
+        assert len(waits) == 2
+        assert (len(added) > before) == ("messages" in modes)
+    assert len(set(texts)) == 1
 
 
 def run_debate(engine: Engine, *, saver: Any, interrupt: bool) -> dict[str, Any]:

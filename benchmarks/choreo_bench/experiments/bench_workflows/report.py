@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean
+from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 from choreo_agents.training.journal import Record
-from choreo_bench.evaluation.intervals import Interval, ratio_interval
+from choreo_bench.evaluation.intervals import Interval, median_interval
 from choreo_bench.experiments.bench_workflows.measure import METHODS
 from choreo_bench.harness import Report, Table
 from choreo_bench.timing import title_of
@@ -37,7 +37,7 @@ Setting = tuple[str, str]
 
 @dataclass(frozen=True)
 class Ratio:
-    """A method's mean over choreo's, on the problems that both ran."""
+    """A method's time over choreo's: the median over problems that both ran, which no pause of the machine moves."""
 
     ratio: float
     interval: Interval | None
@@ -77,9 +77,8 @@ class WorkflowReport:
         both = sorted(set(runs.get(method, {})) & set(runs.get("choreo", {})))
         if not both:
             return None
-        above = [_figure(runs[method][problem], figure) for problem in both]
-        below = [_figure(runs["choreo"][problem], figure) for problem in both]
-        return Ratio(mean(above) / mean(below), ratio_interval(above, below))
+        ratios = [_figure(runs[method][problem], figure) / _figure(runs["choreo"][problem], figure) for problem in both]
+        return Ratio(median(ratios), median_interval(ratios))
 
     def rows(self) -> list[tuple[str, ...]]:
         """The table's cells."""
@@ -89,7 +88,7 @@ class WorkflowReport:
         runs = list(self._runs[setting][method].values())
 
         def middle(figure: str) -> float:
-            return mean(_figure(run, figure) for run in runs)
+            return median(_figure(run, figure) for run in runs)
 
         ratios = [self.ratio(setting, method, figure) for figure in FIGURES]
         against = ["" if ratio is None or method == "choreo" else ratio.words() for ratio in ratios]
