@@ -42,11 +42,11 @@ class DecodeRun:
         self._run = run
         self.is_over = False
         self.is_watched = bool(run.handlers)
-        """True if a stream or tracer takes its tokens. Otherwise no token has to cross to this thread."""
+        """True if any callback listens, such as a stream of messages; else no token has to cross to this thread."""
 
     async def show(self, chunks: Iterable[AIMessageChunk]) -> None:
         """Report chunks of the message; the last one has the finish reason."""
-        for chunk in chunks if self.is_watched else ():
+        for chunk in chunks:
             is_last = chunk.chunk_position == "last"
             info = {"finish_reason": chunk.response_metadata["finish_reason"]} if is_last else None
             generation = ChatGenerationChunk(message=chunk, generation_info=info)

@@ -267,13 +267,12 @@ class _Call:
             played=PlayedCall(at, tokens, tokens is not None),
             **output.decode_args,
         )
-        if run.is_watched:
-            handle = await self._show(run, output, decode)
-        else:
-            began_s, handle = time.perf_counter(), await decode
-            if (ttft_s := engine.usage(handle).ttft_s) is not None:
-                # A message that was there before took the time of another call.
-                self._first_s = min(began_s + ttft_s, time.perf_counter())
+        began_s, handle = time.perf_counter(), await (self._show(run, output, decode) if run.is_watched else decode)
+        thought = next(reversed(engine.inspect.thoughts(handle, place.author, idempotency_key=key)), None)
+        usage = engine.usage(thought or handle)
+        if self._first_s is None and usage.ttft_s is not None:
+            # Counted back: a call may wait before it is submitted. One that was answered before took no time.
+            self._first_s = max(began_s, time.perf_counter() - (usage.duration_s - usage.ttft_s))
         parsed = output.parse(handle)
         try:
             form = None if parsed.calls or parsed.broken else agent.response_format
@@ -281,7 +280,6 @@ class _Call:
         except ConstraintError:
             engine.release(handle)  # it gets no entry: nobody else could release it
             raise
-        thought = next(reversed(engine.inspect.thoughts(handle, place.author, idempotency_key=key)), None)
         tokens_read = sum(parent.length for parent in view.handles)
         message = output.reply(handle, parsed, thought, tokens_read=tokens_read, additional_kwargs=extra)
         encoded = {"handle": handle.id, "model": handle.model, "length": handle.length}

@@ -37,7 +37,7 @@ Setting = tuple[str, str]
 
 @dataclass(frozen=True)
 class Ratio:
-    """A method's time over choreo's: the median over problems that both ran, which no pause of the machine moves."""
+    """A method's time over choreo's: the median over the problems that both ran."""
 
     ratio: float
     interval: Interval | None
