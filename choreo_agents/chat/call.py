@@ -204,10 +204,10 @@ def count_tokens(engine: Engine, messages: Sequence[BaseMessage], request: ChatR
     return len(ChatCall(engine, messages, request).prompt()) + sum(parents)
 
 
-def streamed(call: ChatCall) -> Generator[AIMessageChunk]:
+def streamed(call: ChatCall, *, tokens: bool = True) -> Generator[AIMessageChunk]:
     """Yield the chunks of a call's message, the last with its usage; then `call.message` is set.
 
-    Closing the generator early cancels the call.
+    Closing the generator early cancels the call. Without `tokens`, chunks come when the message is complete.
     """
     engine = call.engine
     with engine.threads.used(call.thread) as leases:
@@ -216,13 +216,13 @@ def streamed(call: ChatCall) -> Generator[AIMessageChunk]:
             step = _next(steps)
             while not isinstance(step, Decode):
                 step = _next(steps, engine.prefill(step))
-            tokens = engine.stream(**vars(step))
-        with closing(tokens):
-            for item in tokens:
+            items = engine.stream(**vars(step), tokens=tokens)
+        with closing(items):
+            for item in items:
                 yield from call.chunks(item)
 
 
-async def astreamed(call: ChatCall) -> AsyncGenerator[AIMessageChunk]:
+async def astreamed(call: ChatCall, *, tokens: bool = True) -> AsyncGenerator[AIMessageChunk]:
     """Yield as `streamed` does. Cancelling the task that awaits it cancels the call."""
     engine = call.engine
     with engine.threads.used(call.thread) as leases:
@@ -231,9 +231,9 @@ async def astreamed(call: ChatCall) -> AsyncGenerator[AIMessageChunk]:
             while not isinstance(step, Decode):
                 handles = await engine.aprefill(step)
                 step = await _next_in_thread(steps, handles) if call.is_led else _next(steps, handles)
-            tokens = engine.astream(**vars(step))
-        async with aclosing(tokens):
-            async for item in tokens:
+            items = engine.astream(**vars(step), tokens=tokens)
+        async with aclosing(items):
+            async for item in items:
                 for chunk in call.chunks(item):
                     yield chunk
 

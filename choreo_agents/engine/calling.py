@@ -36,7 +36,7 @@ from choreo_agents.sampling import Sampling
 T = TypeVar("T")
 Plan = Generator[Calls, list[MessageHandle], T]
 """Plan of calls: yields batches, is sent their handles, and returns a result."""
-Item = StreamedToken | MessageHandle
+StreamedItem = StreamedToken | MessageHandle
 _END = object()
 SLICE_S = 0.005
 """Longest seconds without a yield to the event loop: CPython's thread switch interval."""
@@ -125,13 +125,16 @@ class Tenant:
         async with aclosing(_adrive(self._run_plan(plan, self.scope()))) as results:
             return await anext(results)
 
-    def stream(self, call: Decode) -> Generator[Item]:
-        """Yield each token of a decode as it is sampled, and the handle last. Closing it early cancels the decode."""
-        return _drive(self._stream(call, self.scope()))
+    def stream(self, call: Decode, *, tokens: bool) -> Generator[StreamedItem]:
+        """Yield each token of a decode as it is sampled, and the handle last; without `tokens`, the handle alone.
 
-    def astream(self, call: Decode) -> AsyncGenerator[Item]:
+        Closing it early cancels the decode.
+        """
+        return _drive(self._stream(call, self.scope(), tokens=tokens))
+
+    def astream(self, call: Decode, *, tokens: bool) -> AsyncGenerator[StreamedItem]:
         """Stream like `stream`, on an event loop."""
-        return _adrive(self._stream(call, self.scope()))
+        return _adrive(self._stream(call, self.scope(), tokens=tokens))
 
     def _run_plan(self, plan: Plan[T], scope: Scope | None) -> Steps[T]:
         with closing(plan):
@@ -152,14 +155,15 @@ class Tenant:
         self._warn_of_cuts(read, handles)
         return handles
 
-    def _stream(self, call: Decode, scope: Scope | None) -> Steps[Item]:
+    def _stream(self, call: Decode, scope: Scope | None, *, tokens: bool) -> Steps[StreamedItem]:
         """Yield the tokens of a decode as they are sampled, and its handle."""
-        began, tokens = time.perf_counter(), _StreamQueue()
-        read, answers = yield from self._begin([call], scope, began, tokens.put)
-        answers[0].add_done_callback(lambda _: tokens.put(_END))
+        began, queue = time.perf_counter(), _StreamQueue()
+        # With many calls at once, passing on tokens that nobody reads would take longer than small steps.
+        read, answers = yield from self._begin([call], scope, began, queue.put if tokens else None)
+        answers[0].add_done_callback(lambda _: queue.put(_END))
         texts = PhaseTexts(self.core.model, call.thinking)
         with self.cancel_on_error(answers, scope):
-            while (chosen := (yield from _results([tokens.next()]))[0]) is not _END:
+            while (chosen := (yield from _results([queue.next()]))[0]) is not _END:
                 phase, text = texts.add(chosen.token)
                 yield StreamedToken(chosen.token, text, chosen, phase)
             handles = yield from self._end(read, answers, scope, began)

@@ -13,7 +13,7 @@ from choreo_agents.arguments import refuses_unknown
 from choreo_agents.attention.backends import AttentionBackend, BackendName
 from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.branches import Branches
-from choreo_agents.engine.calling import Tenant, plan_call, require_one
+from choreo_agents.engine.calling import StreamedItem, Tenant, plan_call, require_one
 from choreo_agents.engine.calls import (
     Content,
     Decode,
@@ -22,7 +22,6 @@ from choreo_agents.engine.calls import (
     Places,
     Prefill,
     PrefillOptions,
-    StreamedToken,
 )
 from choreo_agents.engine.core import EngineCore, Execution
 from choreo_agents.engine.inspect import Inspection
@@ -199,16 +198,16 @@ class Engine:
         """See `decode`. Cancelling the awaiting task stops the request and frees its memory."""
         return await self._tenant.arun(plan_call(Decode, header, args, options))
 
-    def stream(self, header: Content, *args: Any, **options: Any) -> Generator[StreamedToken | MessageHandle]:
+    def stream(self, header: Content, *args: Any, tokens: bool = True, **options: Any) -> Generator[StreamedItem]:
         """Decode one message, yielding each token as it comes and the handle last. Arguments as for `decode`.
 
-        Leaving the loop early cancels the decode.
+        Leaving the loop early cancels the decode. With `tokens=False` the handle alone comes.
         """
-        return self._tenant.stream(require_one(Decode(header, *args, **options)))
+        return self._tenant.stream(require_one(Decode(header, *args, **options)), tokens=tokens)
 
-    def astream(self, header: Content, *args: Any, **options: Any) -> AsyncGenerator[StreamedToken | MessageHandle]:
+    def astream(self, header: Content, *args: Any, tokens: bool = True, **options: Any) -> AsyncGenerator[StreamedItem]:
         """The async form of `stream`."""
-        return self._tenant.astream(require_one(Decode(header, *args, **options)))
+        return self._tenant.astream(require_one(Decode(header, *args, **options)), tokens=tokens)
 
     def text(self, handle: MessageHandle, *, special: bool = True) -> str:
         """Return a message's text, with or without special tokens."""

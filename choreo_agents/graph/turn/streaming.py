@@ -112,10 +112,9 @@ def report_decode(
     Times, in seconds, count from the node's start: its prefills are included.
     """
     usage = engine.usage(handle)
-    event = {"type": "choreo.decode", "agent": node, "handle": handle.id, "words": text}
     counts = {count: getattr(usage, count) for count in _COUNTS}
     times = {"ttft_s": first_token_s - started_s, "duration_s": time.perf_counter() - started_s}
-    _write_event({**event, **counts, **times})
+    _write_event({"type": "choreo.decode", "agent": node, "handle": handle.id, "words": text, **counts, **times})
 
 
 def report_reencoded(node: str, lost: Sequence[tuple[HandleEntry, str]]) -> None:

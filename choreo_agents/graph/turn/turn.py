@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import is_dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -251,11 +251,11 @@ class _Call:
         tools, required = required_tools(agent.tools, agent.tool_choice) if agent.tools else (agent.tools, None)
         request = engine, self._opening, thinking, self._sampling, tools, required, f"{at} {view.end}"
         output = OutputStream(*request, message_id=message_id, name=place.node)
-        tokens = None if self._answer is None else self._answer.tokens
-        decode = turn.reading.bound.decode(
+        played = None if self._answer is None else self._answer.tokens
+        stream = turn.reading.bound.astream(
             self._opening,
             view.handles,
-            streamed=run.is_watched,
+            tokens=run.is_watched,
             offsets=view.offsets,
             position=view.end,
             author=place.author,
@@ -264,10 +264,19 @@ class _Call:
             regenerate=place.regenerate,
             adapter=agent.adapter,
             logits_callback=self._logits_callback,
-            played=PlayedCall(at, tokens, tokens is not None),
+            played=PlayedCall(at, played, played is not None),
             **output.decode_args,
         )
-        began_s, handle = time.perf_counter(), await (self._show(run, output, decode) if run.is_watched else decode)
+        began_s, handle = time.perf_counter(), None
+        async with aclosing(stream):
+            async for item in stream:
+                if isinstance(item, MessageHandle):
+                    handle = item
+                    continue
+                self._first_s = self._first_s or time.perf_counter()
+                await run.show(output.add(item))
+        assert handle is not None
+        await run.show(output.end())
         thought = next(reversed(engine.inspect.thoughts(handle, place.author, idempotency_key=key)), None)
         usage = engine.usage(thought or handle)
         if self._first_s is None and usage.ttft_s is not None:
@@ -292,17 +301,6 @@ class _Call:
         first_s = self._first_s or time.perf_counter()
         report_decode(engine, turn.place.node, handle, parsed.words, started_s=turn.started_s, first_token_s=first_s)
         return _DecodedMessage(place, message, handle, thought)
-
-    async def _show(self, run: DecodeRun, output: OutputStream, stream: AsyncGenerator[Any]) -> MessageHandle:
-        """Show what a decode streams, and return its handle."""
-        async with aclosing(stream):
-            async for item in stream:
-                if isinstance(item, MessageHandle):
-                    await run.show(output.end())
-                    return item
-                self._first_s = self._first_s or time.perf_counter()
-                await run.show(output.add(item))
-        raise AssertionError("its handle comes last")
 
 
 # What an agent's options say of one call

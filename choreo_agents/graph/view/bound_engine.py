@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from choreo_agents.engine import Engine, Prefill
+from choreo_agents.engine import Engine, Prefill, StreamedToken
 from choreo_agents.engine.calls import Content
 from choreo_agents.errors import ForeignHandleError, VisibilityError
 from choreo_agents.graph.state import HandleEntry, handle_for
@@ -86,14 +86,16 @@ class BoundEngine:
         self.shared += handles
         return handles
 
-    def decode(self, header: Content, parents: Sequence[MessageHandle], *, streamed: bool, **options: Any) -> Any:
-        """Decode as `Engine.astream` does, or `Engine.adecode`.
+    def astream(
+        self, header: Content, parents: Sequence[MessageHandle], **options: Any
+    ) -> AsyncGenerator[StreamedToken | MessageHandle]:
+        """Decode as `Engine.astream` does.
 
         Raises:
             VisibilityError: A parent was not granted.
         """
         self._require(parents)
-        return (self.engine.astream if streamed else self.engine.adecode)(header, parents, **options)
+        return self.engine.astream(header, parents, **options)
 
     def _require(self, parents: Sequence[MessageHandle]) -> None:
         for parent in parents:

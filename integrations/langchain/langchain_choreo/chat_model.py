@@ -222,7 +222,7 @@ class ChatChoreo(Merging, BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         call = self._call(messages, stop, run_manager, kwargs)
-        for _ in streamed(call):
+        for _ in streamed(call, tokens=False):
             pass
         return _result(call)
 
@@ -234,7 +234,7 @@ class ChatChoreo(Merging, BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         call = await asyncio.to_thread(self._call, messages, stop, run_manager, kwargs)
-        async with aclosing(astreamed(call)) as pieces:
+        async with aclosing(astreamed(call, tokens=False)) as pieces:
             async for _ in pieces:
                 pass
         return _result(call)

@@ -26,6 +26,7 @@ from support.speaking import engine_that_says
 from support.tool_templates import TOOL_CHECKPOINTS
 
 from choreo_agents import Engine, Memory
+from choreo_agents.engine.constraints import Detokenizer
 from choreo_agents.errors import InvalidRequestError, ModelNotFoundError
 from choreo_agents.models import LoadedModel, load_model
 
@@ -88,6 +89,17 @@ async def test_so_it_does_on_an_event_loop(chat: ChatChoreo, engine: Engine) -> 
     said = await chat.abatch(questions)
     assert engine.stats().rows_per_decode_step > 2
     assert [each.text for each in said] == [each.text for each in chat.batch(questions)]
+
+
+async def test_tokens_that_nobody_reads_stay_on_the_engines_thread(
+    chat: ChatChoreo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added, add = list[int](), Detokenizer.add
+    monkeypatch.setattr(Detokenizer, "add", lambda self, token: added.append(token) or add(self, token))
+    answers = [chat.invoke("Who?"), await chat.ainvoke("Who?")]
+    assert not added
+    streamed = "".join(str(chunk.text) for chunk in chat.stream("Who?"))
+    assert [answer.text for answer in answers] == [streamed] * 2 and len(added) == 8
 
 
 def test_a_thread_keeps_what_its_calls_have_read(chat: ChatChoreo, engine: Engine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from choreo_agents import END, START, Agent, ChoreoGraph, Engine, Memory, Policy, Sampling, Synthesizer, Worker
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.view.bound_engine import BoundEngine
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
 from choreo_agents.workflows import Role, iterative_debate, prisoners_dilemma, tree_of_thoughts
@@ -31,14 +31,14 @@ def engine(embedded: LoadedModel) -> Any:
 def views(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[tuple[str, int]]]]:
     """What every decode from now on sees: author, then texts and offsets."""
     seen: list[tuple[str, list[tuple[str, int]]]] = []
-    decode = BoundEngine.decode
+    stream = Engine.astream
 
     def spy(self: Any, header: Any, parents: Any, **options: Any) -> Any:
-        texts = [self.engine.text(parent) for parent in parents]
+        texts = [self.text(parent) for parent in parents]
         seen.append((options["author"], list(zip(texts, options["offsets"], strict=True))))
-        return decode(self, header, parents, **options)
+        return stream(self, header, parents, **options)
 
-    monkeypatch.setattr(BoundEngine, "decode", spy)
+    monkeypatch.setattr(Engine, "astream", spy)
     return seen
 
 
@@ -161,20 +161,21 @@ def test_samples_of_one_instance_are_siblings(engine: Engine, monkeypatch: pytes
 
 
 def test_a_failed_sample_leaves_nothing_of_the_others(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    decode, calls = BoundEngine.decode, []
+    stream, calls = Engine.astream, []
 
-    async def failing() -> None:
+    async def failing() -> AsyncIterator[Any]:
         await asyncio.sleep(0.3)  # the others are done by then
         raise RuntimeError("boom")
+        yield
 
     def third_fails(self: Any, header: Any, parents: Any, **options: Any) -> Any:
         calls.append(1)
-        return failing() if len(calls) % 3 == 0 else decode(self, header, parents, **options)
+        return failing() if len(calls) % 3 == 0 else stream(self, header, parents, **options)
 
     graph = ChoreoGraph(system="S.")
     graph.add_node(Worker("solver", n=3, sampling=Sampling(max_tokens=3, temperature=3.0))).add_edge(START, "solver")
     app = graph.compile(engine=engine)
-    monkeypatch.setattr(BoundEngine, "decode", third_fails)
+    monkeypatch.setattr(Engine, "astream", third_fails)
     for _ in range(3):
         with pytest.raises(RuntimeError, match="boom"):
             app.invoke(FACT)

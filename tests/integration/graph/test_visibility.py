@@ -224,16 +224,14 @@ async def test_a_bound_engine_refuses_what_it_was_not_granted(engine: Engine) ->
     from choreo_agents import Prefill
 
     [made] = await bound.aprefill([Prefill("3 kites", [known])])
-    assert [item async for item in bound.decode("Yes", [known, made], streamed=True)]
-    assert await bound.decode("Yes", [known, made], streamed=False)
+    assert [item async for item in bound.astream("Yes", [known, made])]
     with pytest.raises(VisibilityError, match="'bob' may not read"):
         bound.tokens(hidden)
     for handle, may in ((hidden, "not read it"), (words, "read its text only")):
         with pytest.raises(VisibilityError, match=f"may not attend to handle .*{may}"):
             await bound.aprefill([Prefill("3 kites", [handle])])
-        for streamed in (True, False):
-            with pytest.raises(VisibilityError, match="may not attend"):
-                bound.decode("Yes", [known, handle], streamed=streamed)
+        with pytest.raises(VisibilityError, match="may not attend"):
+            bound.astream("Yes", [known, handle])
     for handle in (known, hidden, words):
         engine.release(handle)
 
@@ -434,7 +432,7 @@ def test_a_prompt_whose_answer_fails_is_given_back(engine: Engine, monkeypatch: 
     app = graph.compile(engine=engine)
     app.invoke(QUESTION)
     leases = engine.stats().leases
-    monkeypatch.setattr(BoundEngine, "decode", lambda *args, **options: 1 / 0)
+    monkeypatch.setattr(BoundEngine, "astream", lambda *args, **options: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         app.invoke(QUESTION)
     assert engine.stats().leases == leases + 2, "this run's root and question are its thread's"
