@@ -92,7 +92,7 @@ def shown_thoughts(thinking: Thinking | None, model: LoadedModel) -> ShownText:
 def answer_tokens(engine: Engine, handle: MessageHandle) -> tuple[SampledToken, ...]:
     """Return the tokens that were sampled for a message, without a final one that only closes its turn."""
     chosen = engine.logprobs(handle)
-    return chosen[:-1] if chosen and engine.model.ends_turn(chosen[-1].token) else chosen
+    return chosen[:-1] if chosen and chosen[-1].token in engine.model.closing_tokens else chosen
 
 
 def logprobs_of(model: LoadedModel, chosen: Sequence[SampledToken]) -> dict[str, Any]:

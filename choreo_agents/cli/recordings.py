@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import JsonOption, errors_as_lines, importing, named_values, titled, waiting
+from choreo_agents.terminal.options import JsonOption, command_console, named_values, titled, waiting
 
 if TYPE_CHECKING:
     from choreo_agents.engine.recording.format import Recording, RunStarted
@@ -42,11 +42,9 @@ def record(path: FileArgument, as_json: JsonOption = False) -> None:
       choreo inspect record run.jsonl
       choreo inspect record run.jsonl --json
     """
-    console = Console(stderr=as_json, highlight=False)
-    with importing(console):
+    with command_console(as_json=as_json) as console:
         from choreo_agents.engine.recording.format import read_recording
 
-    with errors_as_lines(console):
         recording = read_recording(path)
         header = recording.header
         if as_json:
@@ -107,11 +105,9 @@ def run(
       choreo inspect run run.jsonl --html run.html
       choreo inspect run run.jsonl --beside fork.jsonl --html both.html
     """
-    console = Console(highlight=False)
-    with importing(console):
+    with command_console() as console:
         from choreo_agents.inspection import run_page
 
-    with errors_as_lines(console):
         page = run_page(path, beside)
         page.write(html)
     size = html.stat().st_size / 1000
@@ -188,8 +184,7 @@ def _run_again(
     as_json: bool,
 ) -> ReplayReport:
     """Replay a recording on a graph, with changes; a graph that is compiled already keeps its engine."""
-    console = Console(stderr=as_json, highlight=False)
-    with importing(console):
+    with command_console(as_json=as_json, error_code=2) as console, ExitStack() as stack:
         from choreo_agents.cli.graphs import current_folder, named_graph
         from choreo_agents.engine import Engine
         from choreo_agents.engine.recording.format import read_recording
@@ -197,7 +192,7 @@ def _run_again(
         from choreo_agents.graph.replaying import fork as go_on
         from choreo_agents.graph.replaying import recorded_engine
 
-    with errors_as_lines(console, code=2), current_folder(), ExitStack() as stack:
+        stack.enter_context(current_folder())
         values, header, graph = named_values("--set", changes), read_recording(path).header, named_graph(target)
         if not isinstance(graph, CompiledChoreoGraph):
             if header.adapter is not None and header.adapter not in header.adapters:

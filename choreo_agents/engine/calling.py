@@ -14,11 +14,9 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Seque
 from concurrent.futures import Future
 from contextlib import ExitStack, aclosing, closing, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.calls import Calls, Decode, Prefill, StreamedToken
 from choreo_agents.engine.constraints import PhaseTexts, answer_at, answer_of
 from choreo_agents.engine.core import EngineCore
@@ -112,8 +110,10 @@ class Tenant:
         """`closing` is True from the start of `close` on, `closed` once it has ended."""
         self.persistent_kv = persistent_kv_of(core, self.message_ids, self.builder.find)
         """Writer of KV that survives the engine; None if there is none."""
-        self._keepers: dict[Callable[..., object], Any] = {}
+        self.keepers: dict[Callable[..., object], Any] = {}
         """Objects that keep messages for it, by the function that made them."""
+        self.recorder: Any = None
+        """Recorder of its runs, while there is one."""
 
     def run(self, plan: Plan[T]) -> T:
         """Run a plan's calls, and return its result."""
@@ -413,26 +413,6 @@ class Tenant:
             if not keep_last or message.leases_within(scope) > 1:
                 self.core.table.release(message, scope)
 
-    def load_adapter(self, folder: str | Path, name: str | None) -> str:
-        """See `Engine.load_adapter`."""
-        core = self.core
-        self.require_tenancy()
-        loaded = read_loaded(core.model.adapter, folder)
-        with core.lock:
-            self.require_tenancy()  # reading takes a while: the tenancy may have ended
-            name = core.adapters.require_free(loaded, name, self.name)
-        core.execution.load_adapter(loaded.folder, name, self.message_ids.salt)
-        with core.lock:
-            return core.adapters.add(loaded, name, self.name)
-
-    def keeper(self, make: Callable[..., T], *args: Any) -> T:
-        """Return what `make` returned the first time: see `KVTransfer.get_or_create`."""
-        with self.core.lock:
-            self.require_tenancy()
-            if make not in self._keepers:
-                self._keepers[make] = make(*args)
-            return cast(T, self._keepers[make])
-
     def require_open(self) -> None:
         """Raise `EngineClosedError` once the tenancy has ended, or the engine was closed."""
         self.require_tenancy()
@@ -460,7 +440,7 @@ class Tenant:
             loop = core.loop
         loop.drop_tenant(self.name)
         with core.lock:
-            self._keepers.clear()
+            self.keepers.clear()
             core.kept.pop(self.name, None)
             parts: Any = (core.table, core.thread_leases, core.method, core.adapters, core.counters, core.tier_counters)
             for part in parts:

@@ -324,17 +324,13 @@ class ThoughtsReader:
         """Tokens still to come before the answer, once the thoughts are over; empty before."""
         return self._left
 
-    def answer_in(self, sampled: Sequence[int]) -> int | None:
-        """Return the index of the answer among all sampled tokens; None if the thoughts never end."""
-        phases = [self.add(token) for token in sampled]
-        if self._phase == "thoughts":
-            return None
-        return phases.index("answer") if "answer" in phases else len(phases)
-
 
 def thoughts_in(model: LoadedModel, thinking: Thinking | None, sampled: Sequence[int]) -> int:
     """Return how many of these tokens come before an answer; 0 if the thoughts never end."""
-    return 0 if thinking is None else ThoughtsReader(model, thinking).answer_in(sampled) or 0
+    if thinking is None:
+        return 0
+    phases = list(map(ThoughtsReader(model, thinking).add, sampled))
+    return phases.index("answer") if "answer" in phases else len(phases) * ("close" in phases)
 
 
 def close_of(model: LoadedModel, thinking: Thinking) -> tuple[int, ...]:

@@ -10,16 +10,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from choreo_agents.attention.backends import backend_summary
+from choreo_agents.attention.backends import backend_name, why_not_faster
 from choreo_agents.engine.adapters import AdapterRegistry, Loaded
-from choreo_agents.engine.messages.from_cache import ChoreoMethod, Recomputer
 from choreo_agents.engine.messages.from_text import TextMethod
-from choreo_agents.engine.messages.message import Lineage, Scope
-from choreo_agents.engine.messages.table import MessageTable
+from choreo_agents.engine.messages.message import Scope
+from choreo_agents.engine.messages.table import ChoreoMethod, MessageTable
 from choreo_agents.engine.messages.thread_leases import ThreadLeases
 from choreo_agents.engine.settings import Settings
 from choreo_agents.errors import DeviceLostError, EngineClosedError
@@ -31,12 +29,11 @@ from choreo_agents.kv.store import KVStore
 from choreo_agents.kv.store.files import EngineDirectory
 from choreo_agents.kv.tier_counters import TierCounters
 from choreo_agents.models.loader import LoadedModel
-from choreo_agents.runtime.active_requests import Reclaimer
 from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.lock import EngineLock
 from choreo_agents.runtime.loop import EngineLoop, StepObserver
-from choreo_agents.runtime.request import Encoding, Request
+from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.scheduler import Limits
 from choreo_agents.tracing import CacheWriteFailed, FileSkipped, PerTenantCounters, guarded
 
@@ -60,35 +57,15 @@ class Computing:
     """Steps that were started before the tokens of the one before were known. For all tenants likewise."""
 
 
-class Method(Reclaimer, Protocol):
-    """Strategy for what a call encodes and reuses: its parents' KV, or their text with or without a prefix cache.
+Method = ChoreoMethod | TextMethod
+"""Strategy for what a call encodes and reuses: its parents' KV, or their text with or without a prefix cache.
 
-       choreo      a decode attends to its parents' own KV, each shown at its place in the view
-       baseline    a decode encodes its parents' text again, except the longest prefix that is cached
-       naive       a decode encodes all of it again
+   choreo      a decode attends to its parents' own KV, each shown at its place in the view
+   baseline    a decode encodes its parents' text again, except the longest prefix that is cached
+   naive       a decode encodes all of it again
 
-    The last two are the baselines of Prompt Choreography, section 3.1: prefill only stores text, and offsets are
-    ignored.
-    """
-
-    keeps_kv: bool
-    """Whether a prefill encodes, and messages own KV; otherwise they are text."""
-
-    def encoding(self, lineage: Lineage) -> Encoding: ...
-
-    def reach(self, lineage: Lineage, added: int) -> int:
-        """Return the first position that a call does not touch when it adds `added` tokens."""
-        ...
-
-    def room(self, lineage: Lineage, added: int) -> int:
-        """Return the tokens of KV that must fit at once for it: what it reads, and at most what it writes."""
-        ...
-
-    def drop_tenant(self, tenant: str) -> None:
-        """Drop what is cached for a tenant."""
-        ...
-
-    def check(self) -> None: ...
+The last two are the baselines of Prompt Choreography, section 3.1: prefill only stores text, and offsets are ignored.
+"""
 
 
 class RequestLoop(Protocol):
@@ -201,9 +178,8 @@ class Execution:
             return Computing(self.elsewhere, forward=self.elsewhere)
         executor, backend = self._executor, self._executor.backend
         passes, ahead = executor.passes, executor.forward.steps_ahead
-        return Computing(
-            *backend_summary(backend), self._model.computed_with(backend), passes.captured, passes.why, ahead
-        )
+        attends = backend_name(backend), why_not_faster(backend)
+        return Computing(*attends, self._model.computed_with(backend), passes.captured, passes.why, ahead)
 
 
 class EngineCore:
@@ -240,9 +216,9 @@ class EngineCore:
         """KV stores that outlive the engine, by tenant."""
         self.held_bytes = 0
         """Bytes of KV that memory must keep until it is written."""
-        self._skipped: deque[FileSkipped] = deque()
+        self._skipped = skipped = deque[FileSkipped]()
         """Files that could not be used, and were not reported yet."""
-        self.skipped_file = partial(_note, self._skipped)
+        self.skipped_file = lambda path, why: skipped.append(FileSkipped(time.perf_counter(), str(path), why))
         """Callback that records such a file for the cache to report. Needs no lock, and does not keep the engine
         alive."""
         self._lifetime = threading.RLock()
@@ -273,21 +249,16 @@ class EngineCore:
         files = EntryFiles(disk, self.kept, self.tier_counters, self._skipped, self._emit)
         self.cache = KVCache(self.pool, HostedEntries(memory.host_bytes), files, self.tier_counters)
         self.cache.on_drop = self.execution.release
-        new_table = MessageTable(self.cache, adapter.fingerprint) if table is None else table
-        self.table = new_table.enter_cache(self.cache)
-        self.recomputer = Recomputer(self.table, self.next_number)
-        self.method = self._method()
+        self.table = (table or MessageTable(self.cache, adapter.fingerprint, self.next_number)).enter_cache(self.cache)
+        self.method: Method = ChoreoMethod(self.table)
+        """Encodes requests, and frees memory for them."""
+        if self.settings.method != "choreo":
+            self.method = TextMethod(self.pool, prefix_cache=self.settings.method == "baseline")
         self.loop = self.execution.loop(self)
         files.wake = self.loop.wake
         # Ends the threads when the engine is dropped without being closed, and before the interpreter exits.
         self._end = weakref.finalize(self, _close, self.lock, self.loop, disk)
         self._disk = disk
-
-    def _method(self) -> Method:
-        """Return the method, which encodes requests and frees memory for them."""
-        if self.settings.method == "choreo":
-            return ChoreoMethod(self.recomputer)
-        return TextMethod(self.pool, prefix_cache=self.settings.method == "baseline")
 
     def _disk_store(self, removed: Callable[[str], None]) -> KVStore:
         """Return the store for KV that leaves the host; its key is this engine's alone, and it ends with the engine."""
@@ -343,10 +314,6 @@ class EngineCore:
                 self.pool.give_up()
                 self._start(table)
         self.execution.begin(self)
-
-
-def _note(skipped: deque[FileSkipped], path: Path, why: str) -> None:
-    skipped.append(FileSkipped(time.perf_counter(), str(path), why))
 
 
 def _close(lock: EngineLock, loop: RequestLoop, disk: DiskThread | None) -> None:

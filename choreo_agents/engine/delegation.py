@@ -12,5 +12,5 @@ from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.request_builder import PlacedCall
 from choreo_agents.kv.store import KVKey
 from choreo_agents.models.weightless import ServedModel
-from choreo_agents.runtime.active_requests import ActiveRequests
+from choreo_agents.runtime.loop import ActiveRequests
 from choreo_agents.runtime.request import Request

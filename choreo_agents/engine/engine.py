@@ -247,7 +247,15 @@ class Engine:
         Raises:
             AdapterError: It is another model's, its files are damaged, or another has that name.
         """
-        return self._tenant.load_adapter(folder, name)
+        core, tenant = self._core, self._tenant
+        tenant.require_tenancy()
+        loaded = read_loaded(core.model.adapter, folder)
+        with core.lock:
+            tenant.require_tenancy()  # reading takes a while: the tenancy may have ended
+            name = core.adapters.require_free(loaded, name, tenant.name)
+        core.execution.load_adapter(loaded.folder, name, tenant.message_ids.salt)
+        with core.lock:
+            return core.adapters.add(loaded, name, tenant.name)
 
     @property
     def adapters(self) -> tuple[str, ...]:

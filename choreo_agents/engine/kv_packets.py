@@ -14,7 +14,6 @@ from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.persistent_kv import copied, filled
 from choreo_agents.errors import ChoreoError
 from choreo_agents.kv.entry import CacheEntry
-from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.store import KVKey
 from choreo_agents.kv.store.format import UnusableFileError, in_bytes, kv_bytes, most_bytes, opened, parsed, sealed
 from choreo_agents.kv.tiers import HostKV
@@ -99,7 +98,7 @@ class _Import:
 
     def __init__(self, tenant: Tenant) -> None:
         self._tenant, self._core = tenant, tenant.core
-        self._pending: dict[CacheEntry, Message] = {}
+        self._wanted: list[tuple[CacheEntry, Message]] = []
         self._arrived: set[CacheEntry] = set()
 
     def take(self, packet: KVPacket) -> str | None:
@@ -113,7 +112,8 @@ class _Import:
                 return f"an engine with method {self._core.settings.method!r} has no KV"
             if not message.leases and (message.entry is None or not message.entry.wanted):
                 return "no call here leases it, or waits for it"
-            entry = self._want(message)
+            entry = self._core.table.want(message)
+            self._wanted.append((entry, message))
             if not self._core.cache.lost(entry):
                 return None
             key = message.kv_key()
@@ -125,18 +125,11 @@ class _Import:
 
     def close(self) -> list[str]:
         """Stop wanting messages; return the ids of those whose KV has come and was evicted already. Under the lock."""
-        current = [(entry, message) for entry, message in self._pending.items() if message.entry is entry]
+        current = [(entry, message) for entry, message in self._wanted if message.entry is entry]
         for _, message in current:
             self._core.table.unwant(message)
         arrived = [(entry, message) for entry, message in current if entry in self._arrived and message.entry is entry]
         return [message.handle.id for entry, message in arrived if self._core.cache.lost(entry)]
-
-    def _want(self, message: Message) -> CacheEntry:
-        entry = message.entry
-        if entry is None or entry not in self._pending:
-            entry = self._core.table.want(message)
-            self._pending[entry] = message
-        return entry
 
     def _open(self, packet: KVPacket, key: KVKey) -> HostKV:
         geometry, size = self._core.model.adapter.geometry, len(packet.data)
@@ -157,12 +150,15 @@ class _Import:
                 return _STARTED_AGAIN
             if not core.cache.lost(entry):
                 return None  # it was computed meanwhile
-            pool, segment = core.pool, self._room(entry, at)
+            # Evicts neither what a call waits for nor what has come with it.
+            pool, has_room = core.pool, core.cache.evict_unwanted(core.pool.rounded(entry.tokens))
+            segment = pool.allocate(entry.tokens, at, entry.tenant) if has_room else None
             if segment is None and not core.cache.put_below(entry, kv, at):
                 return _NO_ROOM
             if segment is None:
                 self._note_arrival(message, entry, kv)
                 return None
+            pool.borrow(segment)
         with filled(core, pool, segment, kv):
             if self._tenant.closed or message.entry is not entry or not core.cache.lost(entry):
                 pool.unpin(segment)
@@ -171,16 +167,6 @@ class _Import:
             core.cache.refill(entry, segment)
             self._note_arrival(message, entry, kv)
         return None
-
-    def _room(self, entry: CacheEntry, at: int) -> Segment | None:
-        """Borrow a segment, without evicting what a call waits for or what has come with it; None: the pool is full."""
-        core = self._core
-        if not core.cache.evict_unwanted(core.pool.rounded(entry.tokens)):
-            return None
-        segment = core.pool.allocate(entry.tokens, at, entry.tenant)
-        if segment is not None:
-            core.pool.borrow(segment)
-        return segment
 
     def _note_arrival(self, message: Message, entry: CacheEntry, kv: HostKV) -> None:
         self._arrived.add(entry)

@@ -36,7 +36,7 @@ def awaited(core: EngineCore, message: Message, entry: CacheEntry) -> Callable[[
     Afterwards the KV may have moved again: call it again.
     """
     if core.cache.lost(entry):
-        future, request = core.recomputer.recompute(message, None)
+        future, request = core.table.recompute(message, None)
         if request is not None:
             try:
                 core.loop.submit([request])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from choreo_agents.engine.calling import Tenant
 from choreo_agents.engine.calls import Prefill
@@ -60,17 +60,6 @@ def no_room(tenant: Tenant, tokens: int) -> CapacityError:
         f"KV memory has room for {pool.free_tokens} of {tokens} tokens now: release or unpin messages"
         f"{tenant.core.method.pinned(tenant.name)}, or load the engine with a larger kv_budget_bytes"
     )
-
-
-def allocate_borrowed(tenant: Tenant, tokens: int, at: int) -> Segment:
-    """Allocate a segment, borrowed until it is `filled`; raises `CapacityError` if there is no memory now."""
-    core = tenant.core
-    core.method.evict(core.pool.rounded(tokens))
-    segment = core.pool.allocate(tokens, at, tenant.name)
-    if segment is None:
-        raise no_room(tenant, tokens)
-    core.pool.borrow(segment)
-    return segment
 
 
 def imported_message(tenant: Tenant, placed: PlacedCall, lineage: Lineage) -> Message:
@@ -214,7 +203,11 @@ class KVTransfer:
                 return tenant.answer_with(existing, placed, scope).result()
             if not core.method.keeps_kv:
                 return tenant.answer_with(imported_message(tenant, placed, lineage), placed, scope).result()
-            segment = allocate_borrowed(tenant, len(lineage.tokens), lineage.placement.position)
+            core.method.evict(pool.rounded(len(lineage.tokens)))
+            segment = pool.allocate(len(lineage.tokens), lineage.placement.position, tenant.name)
+            if segment is None:
+                raise no_room(tenant, len(lineage.tokens))
+            pool.borrow(segment)
         with filled(core, pool, segment, kv):
             if tenant.closed:
                 pool.unpin(segment)
@@ -368,4 +361,9 @@ class KVTransfer:
             make: A function or class, called under the engine's lock; the same one returns the same object.
             args: Its arguments.
         """
-        return self._tenant.keeper(make, *args)
+        with self._tenant.core.lock:
+            self._tenant.require_tenancy()
+            keepers = self._tenant.keepers
+            if make not in keepers:
+                keepers[make] = make(*args)
+            return cast(T, keepers[make])

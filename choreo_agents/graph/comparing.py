@@ -26,7 +26,7 @@ from choreo_agents.graph.compiled_graph import CompiledChoreoGraph, require_comp
 from choreo_agents.graph.copying import GraphCopy
 from choreo_agents.graph.langgraph_internals import called_with, place_in_superstep, stops_of, superstep_of
 from choreo_agents.graph.nesting import author_of
-from choreo_agents.graph.run_context import CallRequest, CallResult, ReplayedNode, RunContext, RunListener
+from choreo_agents.graph.run_context import CallPlace, CallRequest, CallResult, ReplayedNode, RunContext, RunListener
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.view.call_id import RunOptions
 from choreo_agents.synthesis.placing import Strategy
@@ -34,8 +34,6 @@ from choreo_agents.tracing import table_html
 
 METHODS: tuple[MethodName, ...] = ("choreo", "baseline", "naive")
 Figure = Literal["tokens_encoded", "tokens_reused", "first_token_s", "end_to_end_s"]
-_Place = tuple[str, int, int, int]
-"""Author, superstep, branch and call number."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class ComparedInput:
     """Cost by method, with the same words."""
     answers: Mapping[str, str]
     """The last message by method, of runs that decode freely."""
-    words: Mapping[str, Mapping[_Place, str]]
+    words: Mapping[str, Mapping[CallPlace, str]]
     """All messages of these runs by method, in order."""
 
     @property
@@ -257,18 +255,18 @@ class _Run:
     answer: str
 
     def __init__(self) -> None:
-        self.tokens: dict[_Place, tuple[int, ...]] = {}
-        self.words: dict[_Place, str] = {}
+        self.tokens: dict[CallPlace, tuple[int, ...]] = {}
+        self.words: dict[CallPlace, str] = {}
 
         self.ambiguous: set[str] = set()
         """Authors of several calls in one place."""
 
     def record(self, request: CallRequest, result: CallResult) -> None:
         if request.place in self.tokens:
-            self.ambiguous.add(request.author)
+            self.ambiguous.add(request.place.author)
         self.tokens[request.place], self.words[request.place] = result.tokens, result.words
 
-    def require(self, number: int, forced: Mapping[_Place, Any] | None) -> None:
+    def require(self, number: int, forced: Mapping[CallPlace, Any] | None) -> None:
         """Raise `InvalidRequestError` if its words cannot be forced, or other agents spoke than in the first run."""
         if not self.tokens:
             raise InvalidRequestError(f"no agent answers input {number}: there is nothing to compare")

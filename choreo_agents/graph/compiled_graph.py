@@ -44,7 +44,7 @@ from choreo_agents.graph.nesting import in_graph
 from choreo_agents.graph.provenance import InputFilter, by_id, signer_for
 from choreo_agents.graph.recording.recorded_run import recorded_run
 from choreo_agents.graph.run_context import RunContext, RunTenant
-from choreo_agents.graph.state import entries_in
+from choreo_agents.graph.state import channel_in
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.view.reader_rules import charted_in
 
@@ -299,7 +299,7 @@ class CompiledChoreoGraph(CompiledStateGraph[Any, Any, Any, Any]):
         if state is None:
             return cast(AuditReport, self._built.audited)
         engines = self._built.engines if engine is None else Engines(engine).engines
-        return audit_entries(engines, self._built.declared, entries_in(state))
+        return audit_entries(engines, self._built.declared, channel_in(state, "handles") or [])
 
     def draw(self) -> Drawing:
         """Return the graph as a Mermaid flowchart, which notebooks draw.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -11,7 +12,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from weakref import WeakKeyDictionary
 
 from langchain_core.runnables import (
-    Runnable,
     RunnableConfig,
     RunnableLambda,
     RunnableParallel,
@@ -231,22 +231,21 @@ def _prefix_contexts(rule: VisibilityRule, prefix: str) -> VisibilityRule:
 
 def find_runnable(runnable: Any, kind: type[Any]) -> Iterator[Any]:
     """Yield the runnables of a kind that a node is, or has inside sequences, bindings, fallbacks and parallel steps."""
+    parts: Iterable[Any] = ()
     if isinstance(runnable, kind):
         yield runnable
     elif isinstance(runnable, AroundNode):
-        yield from find_runnable(runnable.node, kind)
+        parts = [runnable.node]
     elif isinstance(runnable, RunnableSequence):
-        steps: list[Runnable[Any, Any]] = runnable.steps
-        for step in steps:
-            yield from find_runnable(step, kind)
+        parts = runnable.steps
     elif isinstance(runnable, RunnableBindingBase):
-        yield from find_runnable(runnable.bound, kind)
+        parts = [runnable.bound]
     elif isinstance(runnable, RunnableWithFallbacks):
-        for inner in (runnable.runnable, *runnable.fallbacks):
-            yield from find_runnable(inner, kind)
+        parts = [runnable.runnable, *runnable.fallbacks]
     elif isinstance(runnable, RunnableParallel):
-        for inner in runnable.steps__.values():
-            yield from find_runnable(inner, kind)
+        parts = runnable.steps__.values()
+    for part in parts:
+        yield from find_runnable(part, kind)
 
 
 # Texts that the personas of a graph are given, as tokens
@@ -260,16 +259,16 @@ def texts_of(builder: StateGraph[Any, Any, Any, Any], engine: Engine, prefix: st
         engine: The engine whose tokens are returned.
         prefix: Path of the graph, with a `|` at its end: `team|`.
     """
-    own_texts: dict[str, dict[str, frozenset[tuple[int, ...]]]] = {}
+    own_texts: dict[str, dict[str, set[tuple[int, ...]]]] = defaultdict(lambda: defaultdict(set))
     for name, spec in builder.nodes.items():
         for inner in find_runnable(spec.runnable, CompiledStateGraph):
             for persona, texts in texts_of(inner.builder, engine, f"{prefix}{name}|").items():
-                own_texts.setdefault(persona, {}).update(texts)
+                own_texts[persona].update({context: {*sequences} for context, sequences in texts.items()})
         for agent in find_runnable(spec.runnable, Agent):
             persona = prefix + (agent.persona or name)
-            own = own_texts.setdefault(persona, {})
-            imported = imported_by(agent, agent.engine)
-            by_context = {} if imported is None else imported.texts(f"{persona}.system")
+            own, imported = own_texts[persona], imported_by(agent, agent.engine)
+            for context, sequences in () if imported is None else imported.texts(f"{persona}.system").items():
+                own[context] |= sequences
             fixed = agent.system if isinstance(agent.system, str) else None
             if fixed is not None or agent.tools:
                 # Behind a public root they are later turns; behind private contexts also where there is no root.
@@ -277,10 +276,7 @@ def texts_of(builder: StateGraph[Any, Any, Any, Any], engine: Engine, prefix: st
                 forms = [form for later in orders for form in own_turns(fixed, agent.tools, engine.chat, later=later)]
                 if fixed is not None:
                     forms.append(instructions(fixed, engine.chat, later=True))
-                encoded = {tuple(engine.model.encode(form.text)) for form in forms}
-                by_context = {**by_context, f"{persona}.system": {*by_context.get(f"{persona}.system", ()), *encoded}}
-            for context, sequences in by_context.items():
-                own[context] = own.get(context, frozenset()) | sequences
+                own[f"{persona}.system"] |= {tuple(engine.model.encode(form.text)) for form in forms}
     return own_texts
 
 
@@ -383,14 +379,14 @@ def require_bounded_loops(builder: DeclaringGraph, chart: Chart, stops: Containe
         chart: The chart of the graph.
         stops: Nodes before or after which a run is interrupted: it goes on only if it is resumed.
     """
-    nodes = {node.name: node for node in chart.nodes}
+    agents = {node.name: node for node in chart.nodes if not node.is_function}
     following = _following(builder, [END])
     for name, after in following.items():
-        if not after or name not in nodes or nodes[name].is_function or nodes[name].routes or name in stops:
+        if not after or name not in agents or agents[name].routes or name in stops:
             after.append(END)
     for name in builder.nodes:
         later = _after(name, following)
-        if name in later and END not in later and name in nodes and not nodes[name].is_function:
+        if name in later and END not in later and name in agents:
             raise VisibilityError(
                 f"{name!r} is in a loop without an exit: its view, at least its own messages, will exceed the model's "
                 "context. Add an exit to the loop"
@@ -458,17 +454,12 @@ def destinations_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
     return None
 
 
-def require_schemas(graph: StateGraph[Any, Any, Any, Any], declared: Iterable[tuple[str, str, VisibilityRule]]) -> None:
+def require_schemas(graph: DeclaringGraph) -> None:
     """Raise `VisibilityError` if a subgraph's input or output schema has no `messages`, so that a declared rule cannot
-    hold.
-
-    Args:
-        graph: The graph around.
-        declared: Its declarations, as (source, reader, rule).
-    """
+    hold."""
     nodes = graph.nodes.items()
     graphs = {name: inner.builder for name, spec in nodes for inner in find_runnable(spec.runnable, CompiledStateGraph)}
-    for source, reader, rule in declared:
+    for source, reader, rule in graph.table.explicit():
         for node, end in ((source, "output_schema"), (reader, "input_schema")):
             builder: Any = graphs[node] if rule.mode.shows and node in graphs else None
             schema = getattr(builder, end) if builder is not None and any(agents_of(builder)) else None
@@ -523,7 +514,7 @@ def bind_graph(
         raise InvalidRequestError(f"tenant must be a function from a run's config to a salt, not {tenant!r}")
     require_names(origin)
     require_channels(origin)
-    require_schemas(origin, origin.table.explicit())
+    require_schemas(origin)
     bound.origin, bound.resolver = origin, tenant
     engines, bound.served = Engines(engine), {"engine": engine, "strict": strict}
     whole, changed = chart_as_run(chart_of(origin, engines=engines).as_served(), origin.policy.on_violation)

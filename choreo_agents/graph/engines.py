@@ -22,7 +22,7 @@ class Engines:
         InvalidRequestError: It is neither.
     """
 
-    def __init__(self, given: EngineChoice | None = None) -> None:
+    def __init__(self, given: EngineChoice | None) -> None:
         self._named: Mapping[str, Engine] = dict(given) if isinstance(given, Mapping) else {}
         if not isinstance(given, Engine | Mapping | None) or not all(
             isinstance(name, str) and isinstance(engine, Engine) for name, engine in self._named.items()

@@ -29,7 +29,7 @@ def thread_in(config: RunnableConfig, graph: Any = None) -> str | EphemeralRun:
 
 @asynccontextmanager
 async def lease_to_thread(
-    engine: Engine, config: RunnableConfig, entries: Sequence[HandleEntry], answers: Sequence[MessageHandle] = ()
+    engine: Engine, config: RunnableConfig, entries: Sequence[HandleEntry], answers: Sequence[MessageHandle]
 ) -> AsyncGenerator[RunLineage | None]:
     """Lease new messages, and all that exist of these entries and answers, to the thread of a node's run.
 

@@ -204,19 +204,6 @@ def saved_state_of(graph: Any, config: RunnableConfig) -> RunnableConfig | None:
     return {**config, "configurable": {**configurable, **at}}
 
 
-async def pending_writes(config: RunnableConfig) -> list[tuple[str, str, Any]]:
-    """Return writes of an interrupted superstep's tasks, as (task, channel, value), from the checkpoint."""
-    configurable = _configurable(config)
-    saver, info = saver_of(config), _execution(config)
-    if saver is None or info is None:
-        return []
-    around = task_path_of(config).rpartition("|")[0]
-    at = {"thread_id": configurable.get("thread_id"), "checkpoint_ns": around, "checkpoint_id": info.checkpoint_id}
-    where = RunnableConfig(configurable=at)
-    saved = await _awaited(saver.aget_tuple, saver.get_tuple, where)
-    return list((saved.pending_writes if saved else None) or [])
-
-
 def thread_of(config: RunnableConfig) -> str | None:
     """Return the thread that keeps a run's state; None: no thread is named."""
     thread = _configurable(config).get("thread_id")

@@ -31,7 +31,7 @@ from choreo_agents.graph.langgraph_internals import (
     task_parts_of,
 )
 from choreo_agents.graph.run_context import ReplayedNode, RunContext, TaskPlace
-from choreo_agents.graph.state import entries_in, merge_entries
+from choreo_agents.graph.state import channel_in, merge_entries
 from choreo_agents.graph.visibility import REENCODED
 
 
@@ -86,7 +86,7 @@ def placed_node(node: Any, name: str, sign: Callable[[Any, RunnableConfig], Any]
 
     @contextmanager
     def placed(state: Any, config: RunnableConfig) -> Iterator[tuple[RunnableConfig, Context]]:
-        entries = entries_in(state) if holds_agents else []
+        entries = (channel_in(state, "handles") if holds_agents else None) or []
         if any(entry.get("select") == REENCODED.name for entry in entries):
             raise VisibilityError(
                 f"a send passes messages to {name!r} as {REENCODED.name!r}, but it is a graph, whose agents see what "

@@ -47,7 +47,7 @@ from choreo_agents.graph.signer import (
     to_messages,
     writer_of,
 )
-from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.state import HandleEntry, channel_in
 from choreo_agents.graph.visibility import START_SOURCE
 
 MOST_MESSAGES = 100_000
@@ -411,6 +411,6 @@ def with_ids(messages: Sequence[Any]) -> list[BaseMessage]:
 
 
 def _channel(state: Any, name: str) -> Sequence[Any]:
-    listed = state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)
+    listed = channel_in(state, name)
     require_few(name, listed)
     return listed if isinstance(listed, list | tuple) else [listed] if listed else []

@@ -379,7 +379,7 @@ class _RunAnswers:
         size = request.engine.model.adapter.vocabulary_size
         is_theirs = all(0 <= token < size for token in match.tokens)
         if not is_theirs or self._digests.of("tokens", list(match.tokens)) != match.digest:
-            raise ReplayError(f"the record of {request.author!r} is damaged: its tokens are not the model's")
+            raise ReplayError(f"the record of {request.place.author!r} is damaged: its tokens are not the model's")
         return Answer(match.tokens, match.is_set)
 
     def compare(self, request: CallRequest, result: CallResult) -> None:
@@ -402,7 +402,7 @@ class _RunAnswers:
             self.calls.append(call)
             self.taken += len(result.tokens) if outcome == "taken" else 0
             if not is_set and match is not None and match.tokens is None:
-                self.masked.add(request.author)
+                self.masked.add(request.place.author)
 
     def _differences(self, request: CallRequest, digested: Mapping[str, str], recorded: RecordedCall) -> list[str]:
         """Return the parts of a call's request that differ from the record."""

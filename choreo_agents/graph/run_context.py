@@ -9,7 +9,7 @@ import hashlib
 import hmac
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
@@ -31,15 +31,24 @@ LineageChoice = BaseStore | Literal[False] | None
 # Listeners, which record or replay a run: called before an agent's call, and after calls and functions
 
 
+class CallPlace(NamedTuple):
+    """Id of a call: the same in every run of a graph, except for branches of subgraphs, which share it."""
+
+    author: str
+    superstep: int
+    branch: int
+    call: int
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
 @dataclass(frozen=True)
 class CallRequest:
     """A call that an agent is about to make."""
 
     engine: Engine
-    author: str
-    superstep: int
-    branch: int
-    call: int
+    place: CallPlace
     step: int
     """LangGraph's number of the superstep."""
     handles: Sequence[MessageHandle]
@@ -57,11 +66,6 @@ class CallRequest:
     """`time.perf_counter` of the request."""
     confidential: bool
     thinks: bool
-
-    @property
-    def place(self) -> tuple[str, int, int, int]:
-        """Id of the call: the same in every run of a graph, except for branches of subgraphs, which share it."""
-        return self.author, self.superstep, self.branch, self.call
 
     @property
     def view(self) -> list[Message]:

@@ -9,13 +9,11 @@ from langgraph.types import Send
 
 from choreo_agents.arguments import nearest, require_known
 from choreo_agents.errors import InvalidRequestError, UnknownHandleError
-from choreo_agents.graph.state import HandleEntry, handles_of
-from choreo_agents.graph.view.entries import calls_of
-from choreo_agents.graph.view.view import said_at
+from choreo_agents.graph.state import SENT_AT, HandleEntry, handles_of
+from choreo_agents.graph.view.view import calls_of, said_at
 from choreo_agents.graph.visibility import REENCODED, SHARED
 from choreo_agents.kv.handle import MessageHandle
 
-_SENT_AT = "choreo_sent_at"
 INSTRUCTION, SPEAKER = "choreo_instruction", "choreo_speaker"
 """State keys of one instance of a worker: its prompt, and its name."""
 Selected = HandleEntry | MessageHandle | str
@@ -70,12 +68,7 @@ def send(
     messages = [message for message in state.get("messages") or [] if message.id in chosen]
     added = update.pop("messages", [])
     messages += added if isinstance(added, list) else [added]
-    return Send(node, {**state, **update, "handles": list(chosen.values()), "messages": messages, _SENT_AT: after})
-
-
-def sent_at(state: Any) -> int:
-    """Return the earliest superstep of a branch's messages; 0 if it was not sent."""
-    return int(state.get(_SENT_AT, 0)) if isinstance(state, Mapping) else 0
+    return Send(node, {**state, **update, "handles": list(chosen.values()), "messages": messages, SENT_AT: after})
 
 
 def sent_text(state: Any, key: str) -> str | None:

@@ -133,6 +133,34 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(_encode(value).encode()).hexdigest()[:32]
 
 
+def entry_of(
+    handle: MessageHandle,
+    author: str,
+    superstep: int,
+    message: BaseMessage,
+    *,
+    branch: int,
+    task_path: Sequence[int],
+    confidential: bool,
+    call: int = 0,
+    **fields: Any,
+) -> HandleEntry:
+    """Return the entry of a message in graph state; other `fields` are left out if empty."""
+    # `prompt` stays: None records that the call had none.
+    extra = {name: value for name, value in fields.items() if name == "prompt" or value not in (None, False, [])}
+    entry = HandleEntry(
+        handle=handle.plain(),
+        author=author,
+        superstep=superstep,
+        branch=branch,
+        call=call,
+        confidential=confidential,
+        message_id=str(message.id),
+        digest=digest_of(message),
+    )
+    return cast(HandleEntry, {**entry, **extra, **({"task_path": [*task_path]} if any(task_path) else {})})
+
+
 # The signature
 
 

@@ -18,6 +18,8 @@ _SAME = ("digest", "author", "persona", "confidential")
 """Fields that are equal in two entries of the same text by the same author."""
 
 _FIELDS = len(MessageHandle.model_fields)
+SENT_AT = "choreo_sent_at"
+"""State key of a `Send` branch: the earliest superstep of its messages."""
 OF_A_SEND = ("select", "behind")
 """Fields of an entry that hold for one `Send` branch only."""
 
@@ -82,9 +84,14 @@ class HandleEntry(TypedDict):
     several models."""
 
 
-def entries_in(state: Any) -> list[HandleEntry]:
-    """Return the entries that a graph's state, in any form, holds."""
-    return (state.get("handles") if isinstance(state, Mapping) else getattr(state, "handles", None)) or []
+def channel_in(state: Any, name: str) -> Any:
+    """Return the value of a channel in a graph's state of any form; None: it has none."""
+    return state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)
+
+
+def sent_at(state: Any) -> int:
+    """Return the earliest superstep of a branch's messages; 0 if it was not sent."""
+    return int(state.get(SENT_AT, 0)) if isinstance(state, Mapping) else 0
 
 
 def merge_entries(left: list[HandleEntry] | None, right: list[HandleEntry] | None) -> list[HandleEntry]:

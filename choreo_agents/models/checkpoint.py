@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from json import JSONDecodeError
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -28,29 +28,14 @@ _OWN_CODE = ("trust_remote_code", "contains custom code")
 """Parts of the error messages of transformers for models that bring their own code."""
 
 
-class ModelBuildLock:
-    """A process-wide lock that is held while a model is built.
+building: Any = threading.RLock()
+"""Held by the whole process while a model is built.
 
-    Building changes global state: torch's default dtype, classes of transformers, and the attention that `discovery`
-    registers. Two models that are built at once would get each other's.
-    """
-
-    _lock: ClassVar[threading.RLock] = threading.RLock()
-
-    def __enter__(self) -> None:
-        ModelBuildLock._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        ModelBuildLock._lock.release()
-
-    @classmethod
-    def reset(cls) -> None:
-        """Renew the lock in a forked process, where the thread that held it does not exist."""
-        cls._lock = threading.RLock()
-
-
+Building changes global state: torch's default dtype, classes of transformers, and the attention that `discovery`
+registers. Two models that are built at once would get each other's.
+"""
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=ModelBuildLock.reset)
+    os.register_at_fork(after_in_child=building._at_fork_reinit)  # the thread that held it does not exist there
 
 
 @dataclass(frozen=True)
@@ -110,7 +95,7 @@ class Checkpoint:
         """Build the model on the meta device, without weights."""
         from transformers import AutoModelForCausalLM  # noqa: PLC0415 - as in `read`
 
-        with ModelBuildLock(), _raise_short_errors(self.name, "configuration"), torch.device("meta"):
+        with building, _raise_short_errors(self.name, "configuration"), torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(self.config, trust_remote_code=False)
         return model
 

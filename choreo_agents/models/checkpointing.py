@@ -11,6 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from choreo_agents.models.hook import is_attending
+
 Again = Callable[[], AbstractContextManager[None]]
 """Makes the context managers that layers are recomputed in, like that of the forward pass."""
 
@@ -26,15 +28,14 @@ def checkpointing(model: PreTrainedModel, again: Again, *, random: bool = False)
         again: Context in which a layer is recomputed, on the backward thread, after the block has ended.
         random: Whether layers draw random numbers; if so, they draw the same ones again.
     """
+
+    def run(forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        with nullcontext() if is_attending() else again():
+            return forward(*args, **options)
+
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     for layer in layers:
-        forward: Any = partial(
-            checkpoint,
-            layer.forward,
-            use_reentrant=False,
-            preserve_rng_state=random,
-            context_fn=lambda: (nullcontext(), _ReentrantContext(again)),
-        )
+        forward = partial(checkpoint, run, layer.forward, use_reentrant=False, preserve_rng_state=random)
         # An instance attribute that shadows the method, past the bookkeeping of `nn.Module`.
         object.__setattr__(layer, "forward", forward)
     try:
@@ -42,17 +43,3 @@ def checkpointing(model: PreTrainedModel, again: Again, *, random: bool = False)
     finally:
         for layer in layers:
             object.__delattr__(layer, "forward")
-
-
-class _ReentrantContext(AbstractContextManager[None]):
-    """A context that can be entered repeatedly: a retained graph runs backward more than once."""
-
-    def __init__(self, again: Again) -> None:
-        self._again = again
-
-    def __enter__(self) -> None:
-        self._entered = self._again()
-        self._entered.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self._entered.__exit__(*error)

@@ -33,6 +33,11 @@ def attention_context(step: Attention) -> Iterator[None]:
         del _current.step
 
 
+def is_attending() -> bool:
+    """Return whether a forward pass of this thread has its attention."""
+    return hasattr(_current, "step")
+
+
 def segment_attention(
     module: nn.Module,
     query: Tensor,

@@ -81,13 +81,12 @@ def _failure(name: str) -> Exception | None:
     def ask() -> None:
         try:
             HfApi(endpoint=constants.ENDPOINT).model_info(name, timeout=ANSWER_S)
+            answer.put(None)
         except HfHubHTTPError as error:
             status = error.response.status_code
             answer.put(error if status in _UNKNOWN or status >= _BROKEN else None)
         except Exception as error:  # depends on the HTTP library that is installed
             answer.put(error)
-        else:
-            answer.put(None)
 
     # In a thread, as the request's own timeout does not include a dead name server.
     Thread(target=ask, name="choreo-hub", daemon=True).start()

@@ -29,7 +29,7 @@ from choreo_agents.models.adapter import ModelAdapter, max_positions
 from choreo_agents.models.chat.format import ChatFormat, Role
 from choreo_agents.models.chat.template_analysis import chat_format
 from choreo_agents.models.chat.tool_prompt import tools_format
-from choreo_agents.models.checkpoint import Checkpoint, ModelBuildLock
+from choreo_agents.models.checkpoint import Checkpoint, building
 from choreo_agents.models.constraints import Grammars
 from choreo_agents.models.discovery import discover_attention
 from choreo_agents.models.embedded import WEIGHTS, vocabulary
@@ -175,12 +175,9 @@ class LoadedModel:
         """Function from a token to its bytes, which may be a part of a character."""
         return token_bytes(self.tokenizer)
 
-    def ends_turn(self, token: int) -> bool:
-        """Return whether a token, as the last of an answer, only ends the turn."""
-        return token in self._closing_tokens
-
     @cached_property
-    def _closing_tokens(self) -> frozenset[int]:
+    def closing_tokens(self) -> frozenset[int]:
+        """Tokens that, as the last of an answer, only end the turn."""
         closing = self.encode(PromptText.special(self.chat.turn_end))
         count = self.turn_end_length(closing)
         calls = (self.encode(PromptText.special(end))[:1] for end in tools_format(self.chat).ends)
@@ -312,7 +309,7 @@ def load_model(
     turns, safe = chat_format(tokenizer, chat), safe_tokenizer(tokenizer)
     checkpoint.generation()  # transformers would ignore a damaged one, and its stop tokens
     files = WeightFiles.of(checkpoint.folder())  # as they are before they are read
-    with ModelBuildLock():
+    with building:
         model = checkpoint.model(device, dtype)
         text = model.config.get_text_config()
         prompt = probe_prompt(model)

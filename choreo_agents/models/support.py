@@ -62,38 +62,24 @@ def _text_reason(config: PreTrainedConfig) -> str | None:
     recurrent = any(kind in RECURRENT_LAYERS for kind in getattr(config, "layer_types", None) or ())
     sizes = _head_sizes(config)
     scaled = any(rope.get("llama_4_scaling_beta") for rope in _ropes(config))
-    reasons = (
-        (
-            getattr(config, "is_encoder_decoder", False),
-            "it is an encoder-decoder; only decoders are supported",
+    reasons = {
+        "it is an encoder-decoder; only decoders are supported": getattr(config, "is_encoder_decoder", False),
+        "its scores have ALiBi biases, which a rotation of a query cannot move": (
+            getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt")
         ),
-        (
-            getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"),
-            "its scores have ALiBi biases, which a rotation of a query cannot move",
+        "its keys and values are latent (compressed); only keys and values by head are supported": (
+            getattr(config, "kv_lora_rank", None)
         ),
-        (
-            getattr(config, "kv_lora_rank", None),
-            "its keys and values are latent (compressed); only keys and values by head are supported",
+        "it has recurrent layers, whose state cannot be composed from messages": (
+            recurrent or getattr(config, "state_size", None) or config.model_type.startswith(("mamba", "rwkv"))
         ),
-        (
-            recurrent or getattr(config, "state_size", None) or config.model_type.startswith(("mamba", "rwkv")),
-            "it has recurrent layers, whose state cannot be composed from messages",
-        ),
-        (
-            changing,
-            f"RoPE type {', '.join(map(repr, changing))}: its frequencies change with the length of the input, so a "
-            "cached message cannot be moved by a rotation",
-        ),
-        (
-            len(sizes) > 1,
-            f"its layers have keys and values of different shapes: head sizes {' and '.join(map(str, sizes))}",
-        ),
-        (
-            scaled or getattr(config, "attn_temperature_tuning", False),
-            "its queries are scaled by their absolute position",
-        ),
-    )
-    return next((reason for applies, reason in reasons if applies), None)
+        f"RoPE type {', '.join(map(repr, changing))}: its frequencies change with the length of the input, so a cached "
+        "message cannot be moved by a rotation": changing,
+        f"its layers have keys and values of different shapes: head sizes {' and '.join(map(str, sizes))}": sizes[1:],
+        "its queries are scaled by their absolute position": scaled
+        or getattr(config, "attn_temperature_tuning", False),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 def _head_sizes(config: PreTrainedConfig) -> list[int]:

@@ -1,19 +1,37 @@
-"""The engine's thread: plan the next step, run it, and account for it, batching continuously and without timers."""
+"""The engine's thread: plan the next step, run it, and account for it, batching continuously and without timers.
+
+    ActiveRequests   the queue of waiting requests, the running ones, and how each ends
+    NextSteps        decides each next step
+    EngineLoop       runs it and accounts for it
+
+A request's end frees its memory, with a result or without, and fails no other request.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from choreo_agents.errors import CapacityError, ChoreoError, DeviceLostError, EngineClosedError, error_text
+from choreo_agents.errors import (
+    CapacityError,
+    ChoreoError,
+    ConstraintError,
+    DeviceLostError,
+    EngineClosedError,
+    EngineFailedError,
+    KVMemoryError,
+    RequestTimeoutError,
+    error_text,
+)
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.pool import KVPool
-from choreo_agents.runtime.active_requests import ActiveRequests, Reclaimer, failed
-from choreo_agents.runtime.counters import count_encoded, count_step
+from choreo_agents.kv.segment import Segment
+from choreo_agents.runtime.counters import Counters, count_encoded, count_step
 from choreo_agents.runtime.executor import Executor, StepResult, StepRetry
 from choreo_agents.runtime.lock import EngineLock
 from choreo_agents.runtime.request import Request
@@ -29,13 +47,511 @@ from choreo_agents.runtime.scheduler import (
 from choreo_agents.runtime.step import Row
 from choreo_agents.runtime.step_trace import StepTrace
 from choreo_agents.sampling import SampledToken, Sampler
-from choreo_agents.tracing import EventSink, FirstToken, StepFailed, StepRan, guarded
+from choreo_agents.tracing import (
+    EventSink,
+    FirstToken,
+    PerTenantCounters,
+    RequestFinished,
+    RequestSubmitted,
+    StepFailed,
+    StepRan,
+    guarded,
+)
 
+MOST_OVERTAKEN = 64
+"""Most requests of a higher priority that may overtake one that came earlier, so that none starves."""
 DISK_PATIENCE_S, PAUSE_S = 1.0, 0.005
 """Most seconds between two looks at events that should have been notified, idle and while requests run."""
 StepObserver = Callable[[Sequence[tuple[Request, int]]], None]
 """Callback that gets a step as pairs of a request and its number of tokens."""
 Planned = tuple[SchedulingPolicy, Limits, StepTrace | None]
+
+
+class Reclaimer(Protocol):
+    """Evicts cached memory when requests need it. Called under the engine's lock."""
+
+    def evictable_tokens(self) -> int: ...
+
+    def evict(self, tokens: int) -> None:
+        """Evict cached segments until the pool has room for `tokens`, as far as possible."""
+        ...
+
+    def pinned(self, tenant: str) -> str:
+        """Return who pins memory, for a tenant to read: ` by 'alice' (96 tokens)`, or an empty text."""
+        ...
+
+
+class ActiveRequests:
+    """All requests that were submitted and have not ended. Used under the engine's lock.
+
+    Args:
+        pool: Allocates the memory of admitted requests.
+        reclaimer: Evicts caches for them.
+        counters: Count how requests end.
+        emit: Receives events of queued and ended requests.
+        ended: Notified when one ends.
+    """
+
+    def __init__(
+        self,
+        pool: KVPool,
+        reclaimer: Reclaimer,
+        counters: PerTenantCounters[Counters],
+        emit: EventSink,
+        ended: threading.Condition,
+    ) -> None:
+        self.waiting: list[Request] = []
+        """Requests that hold no memory yet."""
+        self.running: dict[int, Request] = {}
+        """Running requests by number, in order of admission."""
+        self.pool, self._reclaimer, self._counters, self._emit, self._ended = pool, reclaimer, counters, emit, ended
+        self._leaving: set[Request] = set()
+        """Requests whose tenants have left."""
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.running)
+
+    def __iter__(self) -> Iterator[Request]:
+        """Iterate over a snapshot: requests may end meanwhile."""
+        return iter([*self.waiting, *self.running.values()])
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Queue requests behind those of their priority."""
+        for request in requests:
+            self._announce(request)
+            self._enqueue(request)
+
+    def add_elsewhere(self, requests: Sequence[Request]) -> None:
+        """Add requests that remote engines run: they need no memory here, and never wait."""
+        for request in requests:
+            self._announce(request)
+            self.running[request.number] = request
+
+    def raise_priority(self, request: Request, priority: int) -> None:
+        """Raise the priority of a waiting request, because a caller of that priority waits for it, too."""
+        if priority > request.priority and request in self.waiting:
+            self.waiting.remove(request)
+            request.priority = priority
+            self._enqueue(request)
+
+    def room(self) -> int:
+        """Return the tokens of KV memory that are free or can be evicted."""
+        return self.pool.free_tokens + (self._reclaimer.evictable_tokens() if self.waiting else 0)
+
+    def prepare_queue(self) -> list[Waiting]:
+        """Return the queue for the scheduler, after putting in front what must be computed first.
+
+        Stops where the requests would fill the pool together: what the others read is not fetched yet.
+        """
+        waiting: list[Waiting] = []
+        claimed: set[object] = set()
+        at = together = 0
+        while at < len(self.waiting) and together <= self.pool.total_tokens:
+            request = self.waiting[at]
+            try:
+                ready = request.encoding.ready()
+                before = [] if ready else request.encoding.first(request)
+            except Exception as error:
+                self.fail(request, error)
+                continue
+            if before:
+                for r in before:
+                    r.priority = request.priority
+                    self._announce(r)
+                self.waiting[at:at] = before
+                continue
+            behind = [r for r in request.encoding.awaits() if r in self.waiting[at + 1 :]]
+            if behind:
+                # Another request further back recomputes what this one reads: move that forward.
+                for r in behind:
+                    self.waiting.remove(r)
+                    r.priority = max(r.priority, request.priority)
+                self.waiting[at:at] = behind
+                continue
+            room = self.pool.rounded(request.room()) + request.encoding.claimed_tokens(claimed)
+            together += room
+            after = () if ready else tuple(r.number for r in _predecessors(request))
+            prompt = request.encoding.prompt_tokens()
+            waiting.append(Waiting(request.number, room, ready, prompt, after, request.priority, request.tenant))
+            at += 1
+        return waiting
+
+    def can_begin(self, request: Request, chunks: Mapping[int, int]) -> bool:
+        """Return whether a waiting request may enter the step that is planned.
+
+        False if one admitted before it has begun to encode what it can reuse, or if the requests that it follows do not
+        end in the step after all.
+
+        Args:
+            request: A waiting request.
+            chunks: Tokens of each request in the step.
+        """
+        if request.encoding.ready():
+            return True
+        predecessors = _predecessors(request)
+        # One that was not admitted has no tokens pending, and so not as many as were planned.
+        return bool(predecessors) and all(chunks.get(earlier.number) == earlier.pending for earlier in predecessors)
+
+    def admit(self, request: Request) -> CapacityError | None:
+        """Allocate the memory of a waiting request that can begin, and let it run.
+
+        If there is no memory now, it stays in the queue; if nothing runs that would free memory, return why.
+        """
+        alone = not self.running
+        # If memory is short, try again without reuse: what it would reuse may itself be in the way.
+        for reuse in (True, False) if alone else (True,):
+            segment: Segment | None = None
+            absent, prompt = request.encoding.pin(reuse=reuse)
+            try:
+                own = self.pool.rounded(prompt + (0 if request.decoding is None else request.decoding.longest))
+                self._reclaimer.evict(own + absent)
+                read, free = request.encoding.pinned_tokens(), self.pool.free_tokens
+                binding = request.encoding.bind()
+                segment = None if binding is None else self.pool.allocate(own, binding.position, request.tenant)
+                if binding is not None and segment is not None:
+                    request.begin(binding, segment)
+                    self.waiting.remove(request)
+                    self.running[request.number] = request
+                    return None
+            except BaseException:
+                request.encoding.unpin()
+                if segment is not None and request.segment is not segment:
+                    self.pool.unpin(segment)
+                raise
+            request.encoding.unpin()
+        return self._no_room_error(request, own, absent, read, free) if alone else None
+
+    def given_up_error(self, request: Request) -> CapacityError:
+        """Return the error of a request that the scheduling policy gives up."""
+        own, absent = self.pool.rounded(request.room()), request.encoding.claimed_tokens(set())
+        free = self.pool.free_tokens + self._reclaimer.evictable_tokens()
+        read, by_policy = request.encoding.pinned_tokens(), own + absent <= free
+        return self._no_room_error(request, own, absent, read, free, by_policy=by_policy)
+
+    def _announce(self, request: Request) -> None:
+        fields = request.submitted_s, request.number, request.kind, request.author, request.role
+        self._emit(RequestSubmitted(*fields))
+
+    def _enqueue(self, request: Request) -> None:
+        at = place_in_queue(self.waiting, request.priority)
+        for overtaken in self.waiting[at:]:
+            overtaken.overtaken += 1
+        self.waiting.insert(at, request)
+
+    def drop_tenant(self, tenant: str) -> None:
+        """Drop a tenant's requests before the next step."""
+        self._leaving.update(request for request in self if request.tenant == tenant)
+
+    def drop_abandoned(self) -> None:
+        """Drop requests that no caller waits for any more, and those of tenants that have left."""
+        leaving, self._leaving = self._leaving, set()
+        for request in leaving:
+            self.drop(request, EngineClosedError("the tenant was closed before this call finished"))
+        now = time.perf_counter()
+        for request in self:
+            late = request.pop_expired(now)
+            for future in late:
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(RequestTimeoutError("the call did not finish in time: raise its timeout_s"))
+            if request.cancelled():
+                self.drop(request, None, "timed out" if late else "cancelled")
+
+    def finish(self, request: Request) -> None:
+        """End a running request that has nothing left to do, with its owner's result or, if that fails, the error.
+
+        The error fails only this request, and is never raised.
+        """
+        del self.running[request.number]
+        request.over = True
+        # From here on a caller can no longer cancel; one that already has takes no lease.
+        request.futures = [future for future in request.futures if future.set_running_or_notify_cancel()]
+        error: ChoreoError | None = None
+        try:
+            if request.segment is not None:
+                self.pool.complete(request.segment)
+            result = request.owner.finish(request)
+        except Exception as cause:
+            error = failed(cause)
+            _run_cleanup(lambda: request.owner.abandon(request))
+        _run_cleanup(request.encoding.unpin)
+        self._count(request, "done" if error is None else "failed")
+        for future in request.futures:
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+    def drop(self, request: Request, error: ChoreoError | None, outcome: str = "failed") -> None:
+        """End a request without a result and free its memory; drop running readers of what it will not encode, too.
+
+        Does nothing to a request that has ended.
+        """
+        if request.over:
+            return
+        if self.running.pop(request.number, None) is None and request in self.waiting:
+            self.waiting.remove(request)
+        readers = [reader for reader in self.running.values() if reader.reads_unencoded_of(request)]
+        request.over = True
+        segment = request.segment
+        if segment is not None:
+            _run_cleanup(lambda: self.pool.complete(segment))
+        if request.binding is not None:
+            _run_cleanup(request.encoding.unpin)
+        _run_cleanup(lambda: request.owner.abandon(request))
+        self._count(request, outcome)
+        for future in request.futures:
+            if future.set_running_or_notify_cancel() and error is not None:
+                future.set_exception(error)
+        if request.stop is not None:
+            request.stop()
+        for reader in readers:
+            self.drop(reader, error or EngineClosedError("the input of the call was released before it was encoded"))
+
+    def fail(self, request: Request, cause: BaseException) -> None:
+        """End a request with an error, which becomes the caller's if it is one of ours."""
+        self.drop(request, cause if isinstance(cause, ChoreoError) else failed(cause))
+
+    def drop_all(self, error: ChoreoError) -> None:
+        """End all requests with an error."""
+        for request in self:
+            self.drop(request, error)
+
+    def _count(self, request: Request, outcome: str) -> None:
+        now, reused, beyond = time.perf_counter(), request.reused, request.tokens_outside_view
+        ended = {"done": "finished", "failed": "failed"}.get(outcome, "cancelled")
+        self._counters.add(request.tenant, ended)
+        self._counters.add(request.tenant, "tokens_reused", reused)
+        self._ended.notify_all()
+        number, charges = request.number, request.charges
+        self._emit(RequestFinished(now, number, outcome, tokens_reused=reused, tokens_outside_view=beyond, **charges))
+
+    def _no_room_error(
+        self, request: Request, own: int, absent: int, read: int, free: int, *, by_policy: bool = False
+    ) -> CapacityError:
+        """Return the error of a request that cannot be admitted though nothing runs.
+
+        Args:
+            request: The request.
+            own: Tokens of memory that it needs for what it writes, ...
+            absent: ... and for what it reads and is not in the pool.
+            read: Tokens of what it reads that are pinned in the pool for it.
+            free: Tokens that are free once everything unused is evicted.
+            by_policy: Whether the scheduling policy gave it up.
+        """
+        pool = self.pool
+        needed = f"{own + absent} tokens ({(own + absent) * pool.geometry.bytes_per_token} bytes)"
+        if absent:
+            needed += f", {own} for what it writes and {absent} for what it reads"
+        if by_policy:
+            return CapacityError(
+                f"the scheduling policy rejected the call: it needs room for {needed}, and {free} of "
+                f"{pool.total_tokens} are free or can be evicted. Call again, or change the policy"
+            )
+        read_part = f", {read} hold what it reads" if read else ""
+        free_ones = f"{free} of {pool.total_tokens} are free or can be evicted{read_part}"
+        return CapacityError(
+            f"the KV pool has no room for {needed}: {free_ones}, and the rest is pinned"
+            f"{self._reclaimer.pinned(request.tenant)}. "
+            "Unpin messages, lower max_tokens, or load the engine with a larger kv_budget_bytes"
+        )
+
+
+def _predecessors(request: Request) -> Sequence[Request]:
+    """Return the requests whose last step it may share though it reads what they encode; a mapper needs that
+    earlier."""
+    return () if request.mapper else request.encoding.after()
+
+
+def place_in_queue(queue: Sequence[Request], priority: int, most: int = MOST_OVERTAKEN) -> int:
+    """Return the queue index of a new request: behind all of its priority or higher, and any overtaken often enough."""
+    at = len(queue)
+    while at and queue[at - 1].priority < priority and queue[at - 1].overtaken < most:
+        at -= 1
+    return at
+
+
+def _run_cleanup(work: Callable[[], object]) -> None:
+    """Run an idempotent cleanup, at most twice, and log its errors: the rest of a request's cleanup must follow."""
+    for _ in range(2):
+        try:
+            work()
+            return
+        except Exception:
+            logging.getLogger(__name__).exception("releasing the memory of a request failed; other requests continue")
+
+
+def failed(cause: BaseException) -> ChoreoError:
+    """Return the error that a call raises for a cause."""
+    if isinstance(cause, KVMemoryError | CapacityError | ConstraintError):
+        return cause
+    error = EngineFailedError(f"a step of the engine failed: {error_text(cause)}")
+    error.__cause__ = cause
+    return error
+
+
+class NextStep(NamedTuple):
+    """Decision on an engine's next step, made under its lock."""
+
+    rows: list[Row]
+    arrivals: list[Arrival]
+    """KV to bring into the pool."""
+    unfinished: int
+    """Number of unfinished requests at the decision; 0 also if there is nothing to wait for."""
+    samplers: Mapping[int, Sampler]
+    """Samplers by request number, for requests that decode."""
+
+
+class NextSteps:
+    """Decides each next step: which requests are dropped or admitted, and how many tokens of each are encoded.
+
+    The policy decides, or a step trace that is replayed. While every running request samples, and none waits, arrives
+    or ends, each step is the last one advanced by a token. That nothing has changed is known without a look at each
+    request: every change takes the engine's lock, which counts; a cancelled call wakes the loop; and the first deadline
+    is known. Used under the engine's lock.
+
+    Args:
+        active: Waiting and running requests.
+        lock: The engine's.
+        changed: Set whenever there may be something to decide.
+        planned: The policy, its limits, and a step trace that records every step or prescribes it.
+    """
+
+    def __init__(self, active: ActiveRequests, lock: EngineLock, changed: threading.Event, planned: Planned) -> None:
+        self._active, self._lock, self._changed = active, lock, changed
+        self._policy, self._limits, self._step_trace = planned
+        self.watches: list[StepObserver] = [] if self._step_trace is None else [self._step_trace.record]
+        """Observers of every step that is about to run."""
+        self._steady: Steady | None = None
+        """The last step, if the next one may be the same, advanced by a token."""
+
+    def decide(self, last_chosen: Mapping[int, SampledToken] | None = None) -> NextStep:
+        """Decide the next step.
+
+        Args:
+            last_chosen: Tokens that the last step sampled, if no request ended or failed in it.
+        """
+        steady, self._steady = self._steady, None
+        rows = None if steady is None or last_chosen is None else steady.further(last_chosen)
+        if steady is not None and rows is not None:
+            self._steady = steady
+            for observer in self.watches:
+                observer([(request, 1) for request in steady.requests])
+            return NextStep(rows, [], len(rows), steady.samplers)
+        self._changed.clear()
+        self._active.drop_abandoned()
+        return self._plan_step()
+
+    def _plan_step(self) -> NextStep:
+        active, running = self._active, self._active.running
+        waiting = active.prepare_queue()
+        unfinished = len(active)
+        plan = self._plan(waiting, active.room())
+        if plan is None:
+            return NextStep([], [], unfinished, {})
+        by_number = {request.number: request for request in active.waiting}
+        refused = {number: active.given_up_error(by_number[number]) for number in plan.stuck}
+        chunks = dict(plan.chunks)
+        for number in plan.admitted:
+            refusal = self._admit(by_number[number], chunks)
+            if refusal is not None:
+                refused[number] = refusal
+        if active.pool.borrowed:
+            refused = {}  # whoever copies KV beside the steps frees memory, too, as a running request does
+        for number, refusal in refused.items():
+            active.drop(by_number[number], refusal)
+        rows = [_row(running[n], count) for n, count in plan.chunks if n in running]
+        admitted = [running[n].binding for n in plan.admitted if n in running]
+        arrivals = [arrival for binding in admitted if binding is not None for arrival in binding.arrivals]
+        served = [running[row.number] for row in rows]
+        for watch in self.watches if rows else ():
+            watch([(request, len(row.tokens)) for request, row in zip(served, rows, strict=True)])
+        samplers = {request.number: request.decoding.sampler for request in served if request.decoding is not None}
+        # The default policy plans the same again: one token for each request that decodes.
+        repeats = self._prescribed is None and type(self._policy) is FirstComeFirstServed
+        if repeats and not active.waiting and Steady.suits(rows, len(running)):
+            self._steady = Steady(rows, served, samplers, self._lock, self._changed)
+        waits = (active.waiting or running) and not refused
+        return NextStep(rows, arrivals, unfinished if rows or waits else 0, samplers)
+
+    def _plan(self, waiting: Sequence[Waiting], free_tokens: int) -> Plan | None:
+        """Return the policy's plan after checking it; None if the step trace's next step cannot run yet."""
+        running = self._active.running
+        if self._prescribed is not None:
+            return self._prescribed.plan(self._active, running)
+        served = [Running(r.number, r.pending, r.priority, r.tenant) for r in running.values()]
+        plan = self._policy.plan(waiting, served, free_tokens, self._limits)
+        if type(self._policy) is not FirstComeFirstServed:
+            require_sound(plan, waiting, served, self._limits)
+        return plan
+
+    @property
+    def _prescribed(self) -> StepTrace | None:
+        """The step trace, if it prescribes the next step."""
+        return self._step_trace if self._step_trace is not None and self._step_trace.is_replaying else None
+
+    def _admit(self, request: Request, chunks: Mapping[int, int]) -> CapacityError | None:
+        """Admit a waiting request if it can begin; return why it never can, if nothing runs that would free memory."""
+        try:
+            if request.over or not self._active.can_begin(request, chunks):
+                return None  # it waits on for what is computed or fetched for it, not for memory
+            return self._active.admit(request)
+        except Exception as cause:
+            self._active.drop(request, failed(cause))
+            return None
+
+
+@dataclass
+class Steady:
+    """Rows of a step that the next one may repeat, each advanced by a token."""
+
+    rows: list[Row]
+    """A row of each running request, which samples after its only token."""
+    requests: Sequence[Request]
+    """Requests of the rows, in the same order."""
+    samplers: Mapping[int, Sampler]
+    """Samplers by request number."""
+    lock: EngineLock
+    """The engine's lock, which is held."""
+    changed: threading.Event
+    """Set whenever there may be something to decide."""
+
+    def __post_init__(self) -> None:
+        self._taken = self.lock.taken
+        deadlines = [deadline for request in self.requests for deadline in request.deadlines.values()]
+        self._until = min(deadlines, default=float("inf"))
+        for request in self.requests:
+            request.watch_cancellation(self.changed.set)
+
+    @staticmethod
+    def suits(rows: Sequence[Row], running: int) -> bool:
+        """Return whether these rows are those of all `running` requests, and each samples after its only token."""
+        if not rows or len(rows) < running:
+            return False
+        return all(row.samples and len(row.tokens) == 1 for row in rows)
+
+    def further(self, chosen: Mapping[int, SampledToken]) -> list[Row] | None:
+        """Return the next step's rows, or None if something has changed, so that it must be decided anew.
+
+        Args:
+            chosen: Tokens that the step sampled; every row continues with its own.
+        """
+        if self.changed.is_set() or self.lock.taken != self._taken or time.perf_counter() >= self._until:
+            return None
+        self.rows = [
+            Row(number, (chosen[number].token,), first + 1, segment, view, samples, adapter, mapper, tenant)
+            for number, _, first, segment, view, samples, adapter, mapper, tenant, *_ in self.rows
+        ]
+        return self.rows
+
+
+def _row(request: Request, count: int) -> Row:
+    """Return a request's row in a step, of at most `count` tokens."""
+    assert request.binding is not None and request.segment is not None
+    first, count = request.encoded, min(count, request.pending)
+    samples = not request.ended and count == request.pending
+    tokens = tuple(request.tokens[first : first + count])
+    made_by = request.adapter, request.mapper, request.tenant
+    return Row(request.number, tokens, first, request.segment, request.binding.view, samples, *made_by)
 
 
 class EngineLoop:
@@ -58,9 +574,8 @@ class EngineLoop:
         """Set whenever there may be something to do; setting it needs no lock."""
         self._ended = lock.condition()
         """Notified whenever a request has ended."""
-        pool = executor.pool
-        self._active = ActiveRequests(pool, reclaimer, executor.counters, self._emit, self._ended)
-        self._next = NextSteps(pool, self._active, lock, self._changed, planned)
+        self._active = ActiveRequests(executor.pool, reclaimer, executor.counters, self._emit, self._ended)
+        self._next = NextSteps(self._active, lock, self._changed, planned)
         self._last_chosen: Mapping[int, SampledToken] | None = None
         """Tokens that the last step sampled, if no request ended or failed in it."""
         self._retry = StepRetry(executor)
@@ -202,13 +717,15 @@ class EngineLoop:
         running, encoded = self._active.running, Counter[tuple[str, tuple[str, ...]]]()
         go_on = not ran.passes
         missing = {arrival.segment for arrival in arrivals if not arrival.is_there}
+        for reader in list(running.values()) if missing else ():
+            if reader.binding is not None and reader.binding.reads(missing):
+                # KV that it reads could not be brought into the pool.
+                self._active.drop(reader, failed(ran.failed.get(reader.number) or ran.passes[-1][2]))
         for row in rows:
             request = running.get(row.number)
             if request is None:
-                continue  # it failed together with a message that it reads
+                continue  # it failed, perhaps together with a message that it reads
             failure = ran.failed.get(row.number) if ran.failed else None
-            if missing and failure is None and request.binding is not None and request.binding.reads(missing):
-                failure = ran.passes[-1][2]  # KV that it reads could not be brought into the pool
             if failure is None:
                 try:
                     request.advance(len(row.tokens))
@@ -227,9 +744,6 @@ class EngineLoop:
                 self._active.drop(request, failed(failure))
         self._last_chosen = ran.chosen if go_on else None
         count_encoded(self.executor.counters, encoded)
-        for request in list(self._active.running.values()) if missing else ():
-            if request.binding is not None and request.binding.reads(missing):
-                self._active.drop(request, failed(ran.passes[-1][2]))
         total = sum(len(row.tokens) for row in rows)
         self._emit(StepRan(now, now - started, len(rows), len(ran.chosen), total, unfinished))
 
@@ -246,172 +760,3 @@ def _patience(requests: Iterable[Request], most: float) -> float:
     """Return the seconds until the loop must look again by itself, at most `most`."""
     deadlines = [deadline for request in requests for deadline in request.deadlines.values()]
     return max(0.0, min([most, *(deadline - time.perf_counter() for deadline in deadlines)]))
-
-
-class NextStep(NamedTuple):
-    """Decision on an engine's next step, made under its lock."""
-
-    rows: list[Row]
-    arrivals: list[Arrival]
-    """KV to bring into the pool."""
-    unfinished: int
-    """Number of unfinished requests at the decision; 0 also if there is nothing to wait for."""
-    samplers: Mapping[int, Sampler]
-    """Samplers by request number, for requests that decode."""
-
-
-class NextSteps:
-    """Decides each next step: which requests are dropped or admitted, and how many tokens of each are encoded.
-
-    The policy decides, or a step trace that is replayed. While every running request samples, and none waits, arrives
-    or ends, each step is the last one advanced by a token. That nothing has changed is known without a look at each
-    request: every change takes the engine's lock, which counts; a cancelled call wakes the loop; and the first deadline
-    is known. Used under the engine's lock.
-
-    Args:
-        pool: Pool that holds KV.
-        active: Waiting and running requests.
-        lock: The engine's.
-        changed: Set whenever there may be something to decide.
-        planned: The policy, its limits, and a step trace that records every step or prescribes it.
-    """
-
-    def __init__(
-        self, pool: KVPool, active: ActiveRequests, lock: EngineLock, changed: threading.Event, planned: Planned
-    ) -> None:
-        self._pool, self._active = pool, active
-        self._lock, self._changed = lock, changed
-        self._policy, self._limits, self._step_trace = planned
-        self.watches: list[StepObserver] = [] if self._step_trace is None else [self._step_trace.record]
-        """Observers of every step that is about to run."""
-        self._steady: Steady | None = None
-        """The last step, if the next one may be the same, advanced by a token."""
-
-    def decide(self, last_chosen: Mapping[int, SampledToken] | None = None) -> NextStep:
-        """Decide the next step.
-
-        Args:
-            last_chosen: Tokens that the last step sampled, if no request ended or failed in it.
-        """
-        steady, self._steady = self._steady, None
-        rows = None if steady is None or last_chosen is None else steady.further(last_chosen)
-        if steady is not None and rows is not None:
-            self._steady = steady
-            for observer in self.watches:
-                observer([(request, 1) for request in steady.requests])
-            return NextStep(rows, [], len(rows), steady.samplers)
-        self._changed.clear()
-        self._active.drop_abandoned()
-        return self._plan_step()
-
-    def _plan_step(self) -> NextStep:
-        active, running = self._active, self._active.running
-        waiting = active.prepare_queue()
-        unfinished = len(active)
-        plan = self._plan(waiting, active.room())
-        if plan is None:
-            return NextStep([], [], unfinished, {})
-        by_number = {request.number: request for request in active.waiting}
-        refused = {number: active.given_up_error(by_number[number]) for number in plan.stuck}
-        chunks = dict(plan.chunks)
-        for number in plan.admitted:
-            refusal = self._admit(by_number[number], chunks)
-            if refusal is not None:
-                refused[number] = refusal
-        if self._pool.borrowed:
-            refused = {}  # whoever copies KV beside the steps frees memory, too, as a running request does
-        for number, refusal in refused.items():
-            active.drop(by_number[number], refusal)
-        rows = [_row(running[n], count) for n, count in plan.chunks if n in running]
-        admitted = [running[n].binding for n in plan.admitted if n in running]
-        arrivals = [arrival for binding in admitted if binding is not None for arrival in binding.arrivals]
-        served = [running[row.number] for row in rows]
-        for watch in self.watches if rows else ():
-            watch([(request, len(row.tokens)) for request, row in zip(served, rows, strict=True)])
-        samplers = {request.number: request.decoding.sampler for request in served if request.decoding is not None}
-        # The default policy plans the same again: one token for each request that decodes.
-        repeats = self._prescribed is None and type(self._policy) is FirstComeFirstServed
-        if repeats and not active.waiting and Steady.suits(rows, len(running)):
-            self._steady = Steady(rows, served, samplers, self._lock, self._changed)
-        waits = (active.waiting or running) and not refused
-        return NextStep(rows, arrivals, unfinished if rows or waits else 0, samplers)
-
-    def _plan(self, waiting: Sequence[Waiting], free_tokens: int) -> Plan | None:
-        """Return the policy's plan after checking it; None if the step trace's next step cannot run yet."""
-        running = self._active.running
-        if self._prescribed is not None:
-            return self._prescribed.plan(self._active, running)
-        served = [Running(r.number, r.pending, r.priority, r.tenant) for r in running.values()]
-        plan = self._policy.plan(waiting, served, free_tokens, self._limits)
-        if type(self._policy) is not FirstComeFirstServed:
-            require_sound(plan, waiting, served, self._limits)
-        return plan
-
-    @property
-    def _prescribed(self) -> StepTrace | None:
-        """The step trace, if it prescribes the next step."""
-        return self._step_trace if self._step_trace is not None and self._step_trace.is_replaying else None
-
-    def _admit(self, request: Request, chunks: Mapping[int, int]) -> CapacityError | None:
-        """Admit a waiting request if it can begin; return why it never can, if nothing runs that would free memory."""
-        try:
-            if request.over or not self._active.can_begin(request, chunks):
-                return None  # it waits on for what is computed or fetched for it, not for memory
-            return self._active.admit(request, alone=not self._active.running)
-        except Exception as cause:
-            self._active.drop(request, failed(cause))
-            return None
-
-
-@dataclass
-class Steady:
-    """Rows of a step that the next one may repeat, each advanced by a token."""
-
-    rows: list[Row]
-    """A row of each running request, which samples after its only token."""
-    requests: Sequence[Request]
-    """Requests of the rows, in the same order."""
-    samplers: Mapping[int, Sampler]
-    """Samplers by request number."""
-    lock: EngineLock
-    """The engine's lock, which is held."""
-    changed: threading.Event
-    """Set whenever there may be something to decide."""
-
-    def __post_init__(self) -> None:
-        self._taken = self.lock.taken
-        deadlines = [deadline for request in self.requests for deadline in request.deadlines.values()]
-        self._until = min(deadlines, default=float("inf"))
-        for request in self.requests:
-            request.watch_cancellation(self.changed.set)
-
-    @staticmethod
-    def suits(rows: Sequence[Row], running: int) -> bool:
-        """Return whether these rows are those of all `running` requests, and each samples after its only token."""
-        if not rows or len(rows) < running:
-            return False
-        return all(row.samples and len(row.tokens) == 1 for row in rows)
-
-    def further(self, chosen: Mapping[int, SampledToken]) -> list[Row] | None:
-        """Return the next step's rows, or None if something has changed, so that it must be decided anew.
-
-        Args:
-            chosen: Tokens that the step sampled; every row continues with its own.
-        """
-        if self.changed.is_set() or self.lock.taken != self._taken or time.perf_counter() >= self._until:
-            return None
-        self.rows = [
-            Row(number, (chosen[number].token,), first + 1, segment, view, samples, adapter, mapper, tenant)
-            for number, _, first, segment, view, samples, adapter, mapper, tenant, *_ in self.rows
-        ]
-        return self.rows
-
-
-def _row(request: Request, count: int) -> Row:
-    """Return a request's row in a step, of at most `count` tokens."""
-    assert request.binding is not None and request.segment is not None
-    first, count = request.encoded, min(count, request.pending)
-    samples = not request.ended and count == request.pending
-    tokens = tuple(request.tokens[first : first + count])
-    made_by = request.adapter, request.mapper, request.tenant
-    return Row(request.number, tokens, first, request.segment, request.binding.view, samples, *made_by)

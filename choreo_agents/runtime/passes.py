@@ -54,26 +54,18 @@ class FixedPass:
         self.tables = tables
         sizes = {"tokens": tables.sizes.tokens, "positions": tables.sizes.tokens, "wanted": logit_count}
         self._sent = SentTables({name: numpy.zeros(size, numpy.int64) for name, size in sizes.items()}, adapter.device)
-        self._captured: tuple[Callable[[], None], Tensor] | None = None
-        self._runs = 0
+        self.captured: tuple[Callable[[], None], Tensor] | None = None
+        """Replays the captured pass, and its logits; None: it runs launch by launch."""
+        self.runs = 0
 
     @property
     def is_captured(self) -> bool:
-        return self._captured is not None
-
-    @property
-    def is_due(self) -> bool:
-        """True if it has recurred often enough to be captured."""
-        return self._captured is None and self._runs >= CAPTURED_AFTER
-
-    def give_up(self) -> None:
-        """Drop the captured graph and run launch by launch again."""
-        self._captured = None
+        return self.captured is not None
 
     @torch.inference_mode()
     def capture(self, attention: StepAttention, capture: Capture) -> None:
         """Capture the pass for replay; raises the model's error if it cannot be captured."""
-        self._captured = capture(lambda: self._run(attention))
+        self.captured = capture(lambda: self._run(attention))
 
     @torch.inference_mode()
     def logits(
@@ -88,9 +80,9 @@ class FixedPass:
         self._sent.send()
         if isinstance(tokens, Tensor):
             self._sent["tokens"][: len(tokens)].copy_(tokens)
-        self._runs += 1
-        if self._captured is not None:
-            replay, logits = self._captured
+        self.runs += 1
+        if self.captured is not None:
+            replay, logits = self.captured
             replay()
             return logits[: len(indices)]
         return self._run(attention)[: len(indices)]
@@ -153,7 +145,7 @@ class Passes:
         indices: Sequence[int],
     ) -> Tensor:
         """Run a pass; see `ModelAdapter.logits`."""
-        if fixed_pass.is_due and self._capture is not None:
+        if self._capture is not None and not fixed_pass.is_captured and fixed_pass.runs >= CAPTURED_AFTER:
             self._try_to_capture(fixed_pass, attention, self._capture)
         logits = fixed_pass.logits(tokens, positions, attention, indices)
         if fixed_pass.is_captured and not self.are_current():
@@ -182,7 +174,7 @@ class Passes:
         if captured and self._adapter.device.type == "cuda":
             torch.cuda.synchronize(self._adapter.device)  # one of them may still be running
         for fixed_pass in captured:
-            fixed_pass.give_up()
+            fixed_pass.captured = None
 
     def _try_to_capture(self, fixed_pass: FixedPass, attention: StepAttention, capture: Capture) -> None:
         if not self.are_current():

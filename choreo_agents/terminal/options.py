@@ -33,17 +33,10 @@ def command_console(*, as_json: bool = False, error_code: int = 1) -> Iterator[C
     A command imports the package's other modules in this block, so that --help does not wait for them.
     """
     console = Console(stderr=as_json, highlight=False)
-    with errors_as_lines(console, code=error_code):
-        with importing(console):
+    try:
+        with nullcontext() if sys.modules.get("torch") else waiting(console, "loading torch and LangGraph ..."):
             import_module("choreo_agents.graph")
         yield console
-
-
-@contextmanager
-def errors_as_lines(console: Console, *, code: int = 1) -> Iterator[None]:
-    """Print an expected error without a traceback and end with this exit code."""
-    try:
-        yield
     except Exception as error:
         # Imported here because it imports LangChain, which would slow down --help.
         from pydantic import ValidationError
@@ -61,7 +54,7 @@ def errors_as_lines(console: Console, *, code: int = 1) -> Iterator[None]:
             message = f"--{name} {first['input']!r}: {first['msg']}"
         console.print("[red bold]error:[/] ", end="")
         console.print(message, markup=False, highlight=False, soft_wrap=isinstance(cause, ValidationError))
-        raise typer.Exit(code) from None
+        raise typer.Exit(error_code) from None
 
 
 def named_values(option: str, texts: Sequence[str] | None) -> dict[str, str]:
@@ -97,13 +90,6 @@ def waiting(console: Console, text: str) -> Iterator[None]:
             yield
     else:
         shown.print(text, soft_wrap=True)
-        yield
-
-
-@contextmanager
-def importing(console: Console) -> Iterator[None]:
-    """Show that torch and LangGraph are imported, which takes seconds: commands do so in their body, not for --help."""
-    with nullcontext() if sys.modules.get("torch") else waiting(console, "loading torch and LangGraph ..."):
         yield
 
 

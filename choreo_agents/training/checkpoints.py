@@ -17,13 +17,15 @@ UNREADABLE = (
     OSError, RuntimeError, EOFError, LookupError, TypeError, ValueError, AttributeError, UnpicklingError,
 )  # fmt: skip
 """Errors that torch raises for a checkpoint that is damaged, or for another file."""
+_KEPT = 2
+"""How many of the newest checkpoints are kept."""
 
 
 class Checkpoints:
     """Checkpoints in a directory, numbered by training step."""
 
-    def __init__(self, folder: Path, keep: int = 2) -> None:
-        self._folder, self._keep = folder, keep
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
     def newest(self) -> Path | None:
         """Return the checkpoint to resume from; None if there is none."""
@@ -43,7 +45,7 @@ class Checkpoints:
                     os.fsync(file.fileno())
         except RuntimeError as error:  # torch's error for a full disk
             raise OSError(f"checkpoint {str(path)!r} cannot be written: {str(error).splitlines()[0]}") from error
-        for old in [*self._all()[: -self._keep], *self._folder.glob("*.partial")]:
+        for old in [*self._all()[:-_KEPT], *self._folder.glob("*.partial")]:
             old.unlink()
         return path
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from choreo_agents import Decode, Engine, MessageHandle, Sampling
-from choreo_agents.attention.backends import backend_name, backend_summary
+from choreo_agents.attention.backends import backend_name, why_not_faster
 from choreo_agents.models.random_llama import SHAPES, LlamaShape
 from choreo_agents.tracing import StepRan
 from gpu import exact
@@ -81,7 +81,8 @@ def figures(table: Table) -> None:
             step = _decode_ms(engine, ran, most, trunk, 3 if table.is_dry else 32, {"temperature": 0.7, "top_p": 0.95})
             table.row(f"{name}: decode step of {most} rows at T 0.7, top-p 0.95, ms", round(step, 3))
             _first_token(table, engine, name, trunk, new)
-            table.row(f"{name}: serves", " ".join(backend_summary(model.backend(name))))  # type: ignore[arg-type]
+            backend = model.backend(name)  # type: ignore[arg-type]
+            table.row(f"{name}: serves", f"{backend_name(backend)} {why_not_faster(backend)}")
             stats = engine.admin.stats()
             table.row(f"{name}: passes captured", f"{stats.graphs} {stats.graphs_why}")
             table.row(f"{name}: steps ahead", f"{stats.steps_ahead} of {stats.steps}")

@@ -29,7 +29,7 @@ ROOMS = {
         "graph/view/view_encoder.py",
         "graph/view/view.py",
     ),
-    "memory": ("kv", "engine/messages", "engine/request_builder.py", "runtime/active_requests.py"),
+    "memory": ("kv", "engine/messages", "engine/request_builder.py", "runtime/loop.py"),
     "seals": (
         "graph/provenance.py",
         "graph/signer.py",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from choreo_agents.runtime.active_requests import place_in_queue
+from choreo_agents.runtime.loop import place_in_queue
 from choreo_agents.runtime.scheduler import FirstComeFirstServed, Limits, Plan, Running, Waiting
 
 plan_step = FirstComeFirstServed().plan

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from choreo_agents import Engine
-from choreo_agents.engine.messages.from_cache import FromCache
 from choreo_agents.engine.messages.message import MessageIds, Usage
-from choreo_agents.engine.messages.table import MessageTable
+from choreo_agents.engine.messages.table import FromCache, MessageTable
 from choreo_agents.engine.request_builder import PlacedCall
 from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.pool import KVPool

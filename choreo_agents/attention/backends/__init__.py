@@ -29,7 +29,6 @@ __all__ = [
     "BackendName",
     "PreparedAttention",
     "backend_name",
-    "backend_summary",
     "make_backend",
     "require_backend",
     "why_not_faster",
@@ -58,11 +57,6 @@ def backend_name(backend: AttentionBackend) -> str:
 def why_not_faster(backend: AttentionBackend) -> str:
     """Return why no faster backend is used; empty if none was unavailable."""
     return backend.why if isinstance(backend, FoldedBackend) else ""
-
-
-def backend_summary(backend: AttentionBackend) -> tuple[str, str]:
-    """Return `backend_name` and `why_not_faster`."""
-    return backend_name(backend), why_not_faster(backend)
 
 
 def make_backend(

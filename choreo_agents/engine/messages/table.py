@@ -1,14 +1,19 @@
-"""Table of messages: their leases, ids and KV entries, and which message answers which call."""
+"""Table of messages: their leases, ids and KV entries, and which message answers which call.
+
+Also method "choreo": calls attend to their parents' own KV at any position; lost KV is computed again.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
-from choreo_agents.engine.messages.message import Message, Scope, Thought, Usage
+from choreo_agents.engine.messages.message import Lineage, Message, Scope, Thought, Usage
 from choreo_agents.errors import (
     ForeignHandleError,
     HandleError,
@@ -18,9 +23,11 @@ from choreo_agents.errors import (
     UnknownHandleError,
 )
 from choreo_agents.kv.cache import KVCache
+from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.kv.segment import Segment
+from choreo_agents.kv.segment import Piece, Segment
+from choreo_agents.runtime.request import Binding, Encoding, Request
 from choreo_agents.sampling import SampledToken
 
 _REMEMBERED_RELEASES = 65_536
@@ -32,11 +39,14 @@ class MessageTable:
     Args:
         cache: Cache that holds their KV.
         fingerprint: Fingerprint of the model.
+        number: Returns the number of a new request.
     """
 
-    def __init__(self, cache: KVCache, fingerprint: str) -> None:
+    def __init__(self, cache: KVCache, fingerprint: str, number: Callable[[], int]) -> None:
         self.cache = cache
-        self._fingerprint = fingerprint
+        self._fingerprint, self._number = fingerprint, number
+        self.recomputing: dict[str, Request] = {}
+        """Running requests that recompute messages, one at a time for each, by the id of the message."""
         self._leased: dict[str, Message] = {}
         self._messages: Counter[str] = Counter()
         """Number of leased messages by tenant, ..."""
@@ -54,6 +64,7 @@ class MessageTable:
 
     def leave_cache(self) -> None:
         """Detach all messages from the cache, which is given up: only lineage is left until `enter_cache`."""
+        self.recomputing.clear()
         for message in self._known.values():
             if message.entry is not None:
                 self._moving[message.handle.id] = message.entry.pins
@@ -153,6 +164,40 @@ class MessageTable:
     def entry(self, message: Message) -> CacheEntry:
         """Return the cache entry of a leased message, new if it has none."""
         return message.entry or self._add_entry(message, None)
+
+    def recompute(self, message: Message, reader: Request | None) -> tuple[Future[None], Request | None]:
+        """Return a future that is done when a lost message is back, and the new request for it if none is running.
+
+        Args:
+            message: Message that is lost, or was never encoded.
+            reader: Request that waits for it, and may be charged for it; None: none reads it.
+        """
+        future: Future[None] = Future()
+        running = self.recomputing.get(message.handle.id)
+        if running is not None:
+            running.futures.append(future)
+            assert running.readers is not None
+            if reader is not None and reader not in running.readers:
+                running.readers.append(reader)
+            return future, None
+        first, lineage = message.promise is not None, message.lineage
+        request = Request(
+            self._number() if message.promise is None else message.promise,
+            FromCache(lineage, self),
+            _Recomputation(self, message, first=first),
+            author=message.author,
+            role=message.role,
+            adapter=lineage.adapter,
+            mapper=lineage.mapper,
+            is_foreign=bool(message.foreign),
+            tenant=lineage.tenant,
+            label=message.label,
+            again=message.again or not first,
+            futures=[future],
+            readers=[] if reader is None else [reader],
+        )
+        self.recomputing[message.handle.id] = request
+        return future, request
 
     def computed(self, message: Message, segment: Segment, first: Usage | None) -> None:
         """Store the KV of a lost message or, with its usage, of one that was never encoded.
@@ -362,3 +407,213 @@ def require_handle(handle: object) -> MessageHandle:
     if not isinstance(handle, MessageHandle):
         raise InvalidRequestError(f"expected a MessageHandle, not {handle!r}: use MessageHandle.model_validate")
     return handle
+
+
+class ChoreoMethod:
+    """Method whose calls attend to their parents' own KV."""
+
+    keeps_kv = True
+    """Whether a prefill encodes, and messages own KV; otherwise they are text."""
+
+    def __init__(self, table: MessageTable) -> None:
+        self._table, self._cache = table, table.cache
+
+    def encoding(self, lineage: Lineage) -> FromCache:
+        return FromCache(lineage, self._table)
+
+    def reach(self, lineage: Lineage, added: int) -> int:
+        """Return the first position that a call does not touch when it adds `added` tokens."""
+        return lineage.placement.end([len(parent.tokens) for parent in lineage.parents], len(lineage.tokens) + added)
+
+    def room(self, lineage: Lineage, added: int) -> int:
+        """Return the tokens of KV that must fit at once for it: what it reads, and at most what it writes."""
+        parents = {parent.handle.id: len(parent.tokens) for parent in lineage.parents}
+        own = len(lineage.tokens) + added
+        return sum(self._cache.pool.rounded(length) for length in (*parents.values(), own))
+
+    def evictable_tokens(self) -> int:
+        return self._cache.pool.idle_tokens
+
+    def evict(self, tokens: int) -> None:
+        self._cache.evict(tokens)
+
+    def pinned(self, tenant: str) -> str:
+        by_author: Counter[str] = Counter()
+        for entry in self._cache.entries_of(None):
+            if not entry.pins:
+                continue
+            message = self._table.get(entry.key)
+            # Other tenants, and the authors of their messages, are not revealed.
+            own = message is not None and message.tenant == tenant
+            name = "others" if not own else repr(message.author) if message and message.author else "nobody named"
+            by_author[name] += entry.tokens
+        authors = ", ".join(f"{author} ({tokens} tokens)" for author, tokens in by_author.most_common(5))
+        return f" by {authors}" if authors else ""
+
+    def drop_tenant(self, tenant: str) -> None:
+        """Do nothing: the table of messages drops what is cached for a tenant."""
+
+    def check(self) -> None:
+        self._cache.check()
+
+
+class FromCache(Encoding):
+    """Encoding of a request over its parents' KV, wherever that is. It wants the parents' entries from the start, so
+    that releasing a handle meanwhile does no harm."""
+
+    def __init__(self, lineage: Lineage, table: MessageTable) -> None:
+        self.lineage, self.table, self.cache = lineage, table, table.cache
+        self.entries: list[CacheEntry] = []
+        with ExitStack() as taken_back:  # all, or none on failure
+            for parent in lineage.parents:
+                self.entries.append(self.table.want(parent))
+                taken_back.callback(self.table.unwant, parent)
+            taken_back.pop_all()
+        self.different: list[CacheEntry] = list(dict.fromkeys(self.entries))
+        self.awaited: dict[str, Future[None]] = {}
+        self.pinned: list[Segment] = []
+        self.arriving: list[tuple[CacheEntry, Arrival]] = []
+        """KV that its first step brings into the pool."""
+        self._closed = False
+
+    def first(self, reader: Request) -> list[Request]:
+        requests: list[Request] = []
+        try:
+            for parent, entry in zip(self.lineage.parents, self.entries, strict=True):
+                if parent.handle.id not in self.awaited and self.cache.lost(entry):
+                    self.awaited[parent.handle.id], request = self.table.recompute(parent, reader)
+                    if request is not None:
+                        requests.append(request)
+        except BaseException:
+            for request in requests:  # nobody may wait for a request that will never run
+                request.over = True
+                request.owner.abandon(request)
+            raise
+        return requests
+
+    def awaits(self) -> list[Request]:
+        running = (self.table.recomputing.get(message_id) for message_id in self.awaited)
+        return [request for request in running if request is not None]
+
+    def ready(self) -> bool:
+        for message_id, future in list(self.awaited.items()):
+            if future.done():
+                del self.awaited[message_id]
+                future.result()  # raises the error that kept it from being computed
+        # All files are requested at once, not one after the other.
+        in_memory = [self.cache.fetch(entry) for entry in self.different]
+        return all(in_memory)
+
+    def after(self) -> list[Request]:
+        under_way = self.awaits()
+        fetched = [self.cache.fetch(entry) for entry in self.different if entry.key not in self.awaited]
+        return under_way if all(fetched) and len(under_way) == len(self.awaited) else []
+
+    def claimed_tokens(self, counted: set[object]) -> int:
+        # What is computed for it has a request of its own, which claims its memory.
+        recomputing = {e for e in self.different if e.key in self.awaited and self.cache.lost(e)}
+        absent = {e for e in self.different if e.segment is None} - recomputing
+        claimed = [e for e in self.different if e not in counted and (e in absent or e.idle_tokens)]
+        counted.update(claimed)
+        return sum(self.cache.pool.rounded(entry.tokens) for entry in claimed)
+
+    def reads(self) -> list[CacheEntry]:
+        return self.different
+
+    def prompt_tokens(self) -> int:
+        return len(self.lineage.tokens)
+
+    def pin(self, *, reuse: bool) -> tuple[int, int]:
+        self.pinned = [segment for entry in self.different if (segment := self._segment(entry)) is not None]
+        for segment in self.pinned:
+            self.cache.pool.pin(segment)
+        absent = sum(self.cache.pool.rounded(e.tokens) for e in self.different if self._segment(e) is None)
+        return absent, len(self.lineage.tokens)
+
+    def pinned_tokens(self) -> int:
+        return sum(segment.capacity for segment in self.pinned)
+
+    def bind(self) -> Binding | None:
+        arrivals: list[Arrival] = []
+        for entry in self.different:
+            if self._segment(entry) is None:
+                if not self.cache.restore(entry, arrivals):
+                    return None
+                self.arriving += [(entry, arrival) for arrival in arrivals[len(self.arriving) :]]
+                brought = _required(entry.segment, entry)
+                self.cache.pool.pin(brought)
+                self.pinned.append(brought)
+        pieces: list[Piece] = []
+        placement = self.lineage.placement
+        for entry, offset in zip(self.entries, placement.offsets, strict=True):
+            segment = _required(self._segment(entry), entry)
+            self.cache.touch(entry)
+            pieces.append(Piece(segment, 0, entry.tokens, offset))
+        return Binding(tuple(pieces), self.lineage.tokens, placement.position, tuple(arrivals))
+
+    def _segment(self, entry: CacheEntry) -> Segment | None:
+        """Return the segment of its KV in the pool or, if a request of the same step encodes it, the future one."""
+        if entry.key in self.awaited and self.cache.lost(entry):
+            under_way = self.table.recomputing.get(entry.key)
+            return None if under_way is None else under_way.segment
+        return entry.segment
+
+    def unpin(self) -> None:
+        arriving, self.arriving = self.arriving, []
+        pinned, self.pinned = self.pinned, []
+        with ExitStack() as all_of_it:  # whatever fails, the rest is released
+            for segment in pinned:
+                all_of_it.callback(self.cache.pool.unpin, segment)
+            for entry, arrival in arriving:
+                all_of_it.callback(self._withdraw, entry, arrival)
+
+    def _withdraw(self, entry: CacheEntry, arrival: Arrival) -> None:
+        if not arrival.is_there:
+            self.cache.withdraw(entry, arrival)
+
+    def close(self, request: Request) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with ExitStack() as all_of_it:
+            for parent in self.lineage.parents:
+                all_of_it.callback(self.table.unwant, parent)
+            for future in self.awaited.values():
+                all_of_it.callback(future.cancel)
+
+
+def _required(segment: Segment | None, entry: CacheEntry) -> Segment:
+    """Return a segment that must be in the pool by now; raises `KVMemoryError` otherwise."""
+    if segment is None:
+        raise KVMemoryError(f"message {entry.key!r} is read before it is in the pool")
+    return segment
+
+
+@dataclass(eq=False)
+class _Recomputation:
+    """Owner of a request that recomputes a message: see `Owner`."""
+
+    table: MessageTable
+    message: Message
+    first: bool
+    """Whether a lazy prefill is encoded for the first time."""
+
+    def finish(self, request: Request) -> None:
+        self._forget(request)
+        table, usage = self.table, Usage.of(request) if self.first else None
+        request.encoding.close(request)
+        segment = request.hand_over()
+        assert segment is not None
+        try:
+            table.computed(self.message, segment, usage)
+        finally:
+            if self.message.entry is None or self.message.entry.segment is not segment:
+                table.cache.pool.unpin(segment)
+
+    def abandon(self, request: Request) -> None:
+        self._forget(request)
+        request.give_back(self.table.cache.pool)
+
+    def _forget(self, request: Request) -> None:
+        if self.table.recomputing.get(self.message.handle.id) is request:
+            del self.table.recomputing[self.message.handle.id]

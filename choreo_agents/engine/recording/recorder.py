@@ -95,7 +95,8 @@ class Recorder:
 
     def __init__(self, tenant: Tenant, path: Path, *, confidential: bool) -> None:
         self.path, self.confidential = path, confidential
-        self._runs = itertools.count()
+        self.begin_run = itertools.count().__next__
+        """Returns the number of the next run."""
         self._tenant = tenant
         self._began_s = time.perf_counter()
         self._weigh_s = 0.0
@@ -138,10 +139,6 @@ class Recorder:
             nonce=nonce,
             proof=self.digests.of(_PROOF, nonce),
         )
-
-    def begin_run(self) -> int:
-        """Return the number of the next run."""
-        return next(self._runs)
 
     def at_s(self, counted_s: float | None = None) -> float:
         """Return the seconds since it began, now or at a time of `time.perf_counter`."""
@@ -279,27 +276,28 @@ class Recordings:
         Raises:
             InvalidRequestError: The file exists, or another recording is running.
         """
-        tenant, core, ongoing = self._tenant, self._tenant.core, self._tenant.keeper(_Ongoing)
+        tenant, core = self._tenant, self._tenant.core
         with core.lock:
-            if ongoing.recorder is not None:
-                raise InvalidRequestError(
-                    f"the engine is already recording to {str(ongoing.recorder.path)!r}: end that first"
-                )
-            recorder = ongoing.recorder = Recorder(tenant, Path(path), confidential=confidential)
+            if (ongoing := self.under_way) is not None:
+                raise InvalidRequestError(f"the engine is already recording to {str(ongoing.path)!r}: end that first")
+            recorder = tenant.recorder = Recorder(tenant, Path(path), confidential=confidential)
             watches, watch = core.loop.watches, recorder.step
             watches.append(watch)
         try:
             yield recorder
         finally:
             with core.lock:
-                ongoing.recorder = None
+                tenant.recorder = None
                 watches.remove(watch)
                 recorder.close()
 
     @property
     def under_way(self) -> Recorder | None:
         """Recorder that is running; None if there is none."""
-        return self._tenant.keeper(_Ongoing).recorder
+        with self._tenant.core.lock:
+            self._tenant.require_tenancy()
+            recorder: Recorder | None = self._tenant.recorder
+            return recorder
 
     def encoder(self, adapter: str | None) -> list[str]:
         """Return the fingerprints of the model, and of the adapter and mapper of this name or of the default."""
@@ -310,13 +308,6 @@ class Recordings:
     def messages(self, handles: Iterable[MessageHandle]) -> list[Message]:
         """Return the messages of handles."""
         return [self._tenant.find(handle) for handle in handles]
-
-
-class _Ongoing:
-    """A tenant's recording."""
-
-    def __init__(self) -> None:
-        self.recorder: Recorder | None = None
 
 
 def key_path(path: Path) -> Path:

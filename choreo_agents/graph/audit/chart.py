@@ -4,7 +4,7 @@ other."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Self, TypeVar
@@ -29,7 +29,7 @@ Tokens = tuple[int, ...]
 Node = TypeVar("Node", bound=Hashable)
 Labels = TypeVar("Labels", int, frozenset[Any])
 """Names as a set, or numbers as a bit mask."""
-OwnTexts = Mapping[str, Mapping[str, frozenset[Tokens]]]
+OwnTexts = Mapping[str, Mapping[str, Set[Tokens]]]
 """Tokens of the texts that a persona is given, by persona, then by private context or module."""
 
 
@@ -345,13 +345,11 @@ class Chart:
 
     def as_served(self) -> Chart:
         """Return a copy in which nodes whose engines encode all text again read text instead of KV."""
-        nodes = []
-        for node in self.nodes:
-            if node.keeps_kv:
-                nodes.append(node)
-                continue
-            rules = {s: r.without("encoding") if r.mode.shares_kv else r for s, r in node.rules.items()}
-            nodes.append(replace(node, rules=rules))
+
+        def rules(node: ChartNode) -> dict[str, VisibilityRule]:
+            return {s: r.without("encoding") if r.mode.shares_kv else r for s, r in node.rules.items()}
+
+        nodes = (node if node.keeps_kv else replace(node, rules=rules(node)) for node in self.nodes)
         return replace(self, nodes=tuple(nodes))
 
 

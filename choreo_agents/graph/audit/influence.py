@@ -333,18 +333,16 @@ class RuntimeGuard:
 
     Args:
         guard: What must not reach the reader.
-        engine: The reader's engine.
+        engines: The reader's engine, and those of the graph: they know what messages of other models were made of.
         reader: The path of its node.
-        engines: Other engines of the graph: they know what messages of other models were made of.
         entries: All messages in the graph's state.
     """
 
-    def __init__(
-        self, guard: Guard, engine: Engine, reader: str, engines: Iterable[Engine], entries: Sequence[HandleEntry]
-    ) -> None:
+    def __init__(self, guard: Guard, engines: Sequence[Engine], reader: str, entries: Sequence[HandleEntry]) -> None:
         self._guard, self._reader, self._entries = guard, reader, entries
-        self._model = engine.model.adapter.fingerprint
-        self._tracker = InfluenceTracker((*engines, engine), guard.chart, entries, guard.home_of(reader))
+        self._model = engines[0].model.adapter.fingerprint
+        # Reversed: of two engines of one model the reader's counts.
+        self._tracker = InfluenceTracker(reversed(engines), guard.chart, entries, guard.home_of(reader))
         self._hidden = guard.hidden if EVERYONE not in guard.hidden else guard.hidden.union(self._undeclared_sources())
 
     def allows(self, entry: HandleEntry, *, words_only: bool) -> bool:
@@ -426,13 +424,9 @@ def audit_entries(engines: Iterable[Engine], chart: Chart, entries: Sequence[Han
             context, key = contexts.get(name), (name, persona, channel)
             if context is None or reader in context.owners or key in findings:
                 continue
-            findings[key] = Finding(
-                context=name,
-                reader=persona,
-                channel=channel,
-                find_path=partial(tuple, [Hop(source=name, reader=reader, by=f"superstep {entry['superstep']}")]),
-                violation=chart.violation_of(context, persona, channel),
-            )
+            hop = Hop(source=name, reader=reader, by=f"superstep {entry['superstep']}")
+            violation = chart.violation_of(context, persona, channel)
+            findings[key] = Finding(*key, violation, find_path=partial(tuple, [hop]))
     outside = [*chart.outside]
     for model, count in unserved.items():
         outside.append(f"what reached {count} messages of model {model!r}, which no engine here runs")

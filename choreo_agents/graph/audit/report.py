@@ -146,16 +146,10 @@ class AuditReport:
 
     def to_json(self, indent: int | None = None) -> str:
         """Return the whole report as JSON, with all paths and cuts."""
+        names = ("context", "reader", "channel", "violation")
         findings = [
-            {
-                "context": finding.context,
-                "reader": finding.reader,
-                "channel": finding.channel,
-                "violation": finding.violation,
-                "path": [asdict(hop) for hop in finding.path],
-                "cut": finding.cut,
-            }
-            for finding in self.findings
+            {**{name: getattr(f, name) for name in names}, "path": [*map(asdict, f.path)], "cut": f.cut}
+            for f in self.findings
         ]
         contexts, blocked, changed = ([*map(asdict, items)] for items in (self.contexts, self.blocked, self.changed))
         plain = {"contexts": contexts, "findings": findings, "blocked": blocked, "outside": self.outside}

@@ -55,18 +55,14 @@ class Reach:
 def reach(chart: Chart, context: PrivateContext) -> Reach:
     """Follow a context along every edge until nothing new is reached, breadth first."""
     came_by: dict[State, tuple[State | None, str, str]] = {}
-    queue: list[State] = []
-
-    def visit(state: State, before: State | None, source: str, label: str) -> None:
-        if state not in came_by:
-            came_by[state] = before, source, label
-            queue.append(state)
-
     for state, source, label in _starts(chart, context):
-        visit(state, None, source, label)
+        came_by.setdefault(state, (None, source, label))
+    queue = list(came_by)
     for state in queue:
         for after, source, label in _next_states(chart, state):
-            visit(after, state, source, label)
+            if after not in came_by:
+                came_by[after] = state, source, label
+                queue.append(after)
     return Reach(context, came_by)
 
 

@@ -10,7 +10,7 @@ from contextlib import aclosing, suppress
 from dataclasses import is_dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 from langgraph.graph.message import add_messages
@@ -24,18 +24,16 @@ from choreo_agents.graph.durable.thread_log import RunLineage
 from choreo_agents.graph.keeping import all_handles, lease_to_thread
 from choreo_agents.graph.langgraph_internals import superstep_of
 from choreo_agents.graph.outputs import PARSED
-from choreo_agents.graph.prompts import called, prompt_text, text_of
+from choreo_agents.graph.prompts import called, prompt_text
 from choreo_agents.graph.provenance import ProvenState, forward_sends, sign
-from choreo_agents.graph.run_context import CallRequest, CallResult, RunContext
-from choreo_agents.graph.sending import sent_at
-from choreo_agents.graph.signer import Change, rewritten
+from choreo_agents.graph.run_context import CallPlace, CallRequest, CallResult, RunContext
+from choreo_agents.graph.signer import Change, entry_of, rewritten
 from choreo_agents.graph.state import HandleEntry, merge_entries
 from choreo_agents.graph.turn.streaming import DecodeRun, decode_run, report_decode, report_reencoded
 from choreo_agents.graph.view.call_id import CallId
-from choreo_agents.graph.view.entries import entry_of, without_removed
+from choreo_agents.graph.view.entries import EncodedEntries
 from choreo_agents.graph.view.placed_view import PlacedView
 from choreo_agents.graph.view.reader_rules import CallReader, placed_rules
-from choreo_agents.graph.view.view import Summary
 from choreo_agents.graph.view.view_builder import ViewBuilder
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, PromptText
@@ -75,24 +73,22 @@ class AgentTurn:
         self.persona = f"{prefix}|{agent.persona}" if prefix and agent.persona else agent.persona or self.place.author
         proven = ProvenState(state, config, engine.lineage.seals)
         self.signer = proven.signer
-        engines = tuple(RunContext.of(config).engines.values())
-        reader = CallReader(self.place, self.persona, rules, agent, engines)
-        entries = without_removed(proven.entries, proven.messages, state)
-        earliest = max(proven.superstep, sent_at(state))
-        self.answers = answers_in(proven.messages)
-        self.reading = ViewBuilder(engine, reader, proven.messages, entries, earliest)
+        engines = engine, *RunContext.of(config).engines.values()
+        self.encoded = EncodedEntries(CallReader(self.place, self.persona, rules, agent, engines), proven, state)
+        self.reading = ViewBuilder(self.encoded)
         self.lineage: RunLineage | None = None
 
     async def speak(self) -> dict[str, Any]:
         """Decode the agent's messages (`n` of them), and return the update of the graph's state."""
-        async with lease_to_thread(self.engine, self.config, self.reading.encoded.all, self.answers) as lineage:
+        answers = answers_in(self.encoded.messages)
+        async with lease_to_thread(self.engine, self.config, self.encoded.all, answers) as lineage:
             self.lineage = lineage
             update = await self._build_update()
             if lineage is not None:
                 # Committed before the node returns: a checkpoint must not name handles whose lineage could be lost.
                 entries: list[HandleEntry] = update["handles"]
                 used = [*self.reading.bound.granted(), *all_handles(entries)]
-                await lineage.commit(used, all_handles(self.reading.encoded.all))
+                await lineage.commit(used, all_handles(self.encoded.all))
             return update
 
     async def _build_update(self) -> dict[str, Any]:
@@ -100,16 +96,15 @@ class AgentTurn:
         try:
             system = await prompt_text(self.agent.name, "system", self.agent.system, self.state, self.config)
             prompt = await prompt_text(self.agent.name, "prompt", self.agent.prompt, self.state, self.config)
-            view = await reading.view(system, self.agent.tools, summary=self._summarize)
+            view = await reading.view(system, self.state, self.config)
             refused = {} if self.lineage is None else self.lineage.refused
-            lost = [(entry, refused.get(entry["handle"]["id"], why)) for entry, why in reading.encoded.lost.values()]
+            lost = [(entry, refused.get(entry["handle"]["id"], why)) for entry, why in self.encoded.lost.values()]
             report_reencoded(self.place.node, lost)
             warn_unencoded(self.engine, self.place.author, reading.words_of)
             sampling = sampling_of(self.agent, self.state)
-            prompt_handle = await reading.showing.ask(view, prompt)
-            reading.rendered.ask(prompt)
+            prompt_handle = await reading.ask(view, prompt)
             decoded = await self._decode_all(view, sampling)
-            reading.showing.keep_prompt()
+            reading.bound.keep(prompt_handle)  # the message in the state refers to it
         except ContextLengthError as error:
             raise reading.outgrown(error) from error
         finally:
@@ -119,7 +114,7 @@ class AgentTurn:
             entry_of(
                 handle,
                 place.author,
-                reading.encoded.superstep,
+                self.encoded.superstep,
                 message,
                 branch=place.branch,
                 call=place.call,
@@ -134,13 +129,9 @@ class AgentTurn:
             )
             for place, message, handle, thought in decoded
         ]
-        entries = [self.signer.sign_entry(entry) for entry in (*reading.encoded.made, *entries)]
+        entries = [self.signer.sign_entry(entry) for entry in (*self.encoded.made, *entries)]
         messages = [item.message for item in decoded]
         return {"handles": entries, "messages": messages, **channel_update(self.agent, messages)}
-
-    async def _summarize(self, function: Summary, messages: Sequence[BaseMessage]) -> str | None:
-        """Return the summary that replaces messages beyond the agent's history limit."""
-        return text_of(self.agent.name, "prompt", await called(function, [messages, self.state], self.config))
 
     async def _decode_all(self, view: PlacedView, sampling: Sampling) -> list[_DecodedMessage]:
         """Decode `n` messages over one view, each a call of its own; an error cancels and releases the others."""
@@ -174,7 +165,7 @@ class _Call:
 
     def __init__(self, turn: AgentTurn, place: CallId, view: PlacedView, sampling: Sampling) -> None:
         self._turn, self._place, self._view = turn, place, view
-        agent, engine, self._superstep = turn.agent, turn.engine, turn.reading.encoded.superstep
+        agent, engine, self._superstep = turn.agent, turn.engine, turn.encoded.superstep
         header = header_of(agent, turn.state, engine.chat)
         thinking = thinking_of(agent, turn.state, engine.chat)
         if thinking is not None:
@@ -185,19 +176,16 @@ class _Call:
         """`time.perf_counter` at the first token."""
         if sampling.seed is None:
             sampling = sampling.model_copy(update={"seed": place.call_seed(engine.seed, self._superstep)})
-        named = (place.author, self._superstep, place.branch, place.call)
+        named = CallPlace(place.author, self._superstep, place.branch, place.call)
         self._logits_callback = place.logits_callback and place.logits_callback(*named)
         forced = None if place.replay is None else place.replay[named]
         self._sampling = sampling if forced is None else sampling.model_copy(update={"forced_token_ids": forced})
         """Sampling with this call's seed, and the tokens that a replay forces."""
-        self._answer = self._request = None
         self._listener = RunContext.of(turn.config).listener
-        if self._listener.answer is None and not self._listener.on_call:
-            return
         opening_text = engine.chat.assistant.opening(None).text
         self._request = CallRequest(
             engine,
-            *named,
+            named,
             step=superstep_of(turn.config),
             handles=view.handles,
             offsets=view.offsets,
@@ -210,8 +198,7 @@ class _Call:
             confidential=agent.confidential,
             thinks=self._thinking is not None,
         )
-        if self._listener.answer is not None:
-            self._answer = self._listener.answer(self._request)
+        self._answer = None if self._listener.answer is None else self._listener.answer(self._request)
         if self._answer is not None and self._answer.is_set:
             self._sampling = sampling.model_copy(update={"forced_token_ids": self._answer.tokens})
 
@@ -230,7 +217,7 @@ class _Call:
         model, name = turn.engine.model, self._place.node
         async with decode_run(config, name, model, self._sampling, rendered.messages, rendered.tools) as run:
             decoded = await self._decode(run)
-        if self._request is not None:
+        if self._listener.on_call:
             tokens = tuple(sampled.token for sampled in turn.engine.logprobs(decoded.thought or decoded.handle))
             finish = turn.engine.inspect.finish_reason(decoded.handle)
             text = str(decoded.message.text)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from choreo_agents.engine import Engine, Prefill, StreamedToken
 from choreo_agents.engine.calls import Content
-from choreo_agents.errors import ForeignHandleError, VisibilityError
+from choreo_agents.errors import ForeignHandleError, HandleError, UnknownHandleError, VisibilityError
 from choreo_agents.graph.state import HandleEntry, handle_for
 from choreo_agents.graph.visibility import SHARED
 from choreo_agents.kv.handle import MessageHandle
@@ -22,6 +23,8 @@ class BoundEngine:
         self._reader = reader
         self.shared: list[MessageHandle] = []
         """Prefills that other readers, or this agent's next call, ask for too: one lease of each stays."""
+        self.copies: list[MessageHandle] = []
+        """Handles that were made for this call alone."""
         self._attended: set[str] = set()
         self._read: dict[str, MessageHandle] = {}
 
@@ -54,6 +57,27 @@ class BoundEngine:
                 f"handle {stored.id!r} is of model {stored.base_model!r}, but {self._reader!r} runs on {self.model!r}"
             )
         return handle
+
+    def knows(self, handle: MessageHandle) -> bool:
+        """Return whether the engine knows a handle, unlike another model's, or a closed engine's. One that was released
+        on purpose is known: reading it raises."""
+        return not isinstance(self._refusal(handle), UnknownHandleError | ForeignHandleError)
+
+    def if_alive(self, handle: MessageHandle | None) -> MessageHandle | None:
+        """Return a handle if the engine still has it, or it is another model's; else None."""
+        return handle if handle is not None and isinstance(self._refusal(handle), ForeignHandleError | None) else None
+
+    def _refusal(self, handle: MessageHandle) -> HandleError | None:
+        """Return the error that the engine raises for a handle, if any."""
+        try:
+            self.engine.usage(handle)
+        except HandleError as error:
+            return error
+        return None
+
+    def words(self, entry: HandleEntry) -> list[int]:
+        """Let the reader read a message's text, and return its tokens."""
+        return self.tokens(self.grant(self.handle(entry), words_only=True))
 
     def tokens(self, handle: MessageHandle) -> list[int]:
         """Return a message's tokens, with its header and turn end.
@@ -96,6 +120,18 @@ class BoundEngine:
         """
         self._require(parents)
         return self.engine.astream(header, parents, **options)
+
+    def keep(self, handle: MessageHandle | None) -> None:
+        """Keep a handle that was made for this call after it."""
+        self.copies = [copy for copy in self.copies if copy != handle]
+
+    def release(self) -> None:
+        """Release what was made for this call alone, and all but one lease of what is shared."""
+        with suppress(HandleError):  # a scope may have ended meanwhile
+            for handle in self.shared:
+                self.engine.release(handle, keep_last=True)
+            for handle in self.copies:
+                self.engine.release(handle)
 
     def _require(self, parents: Sequence[MessageHandle]) -> None:
         for parent in parents:

@@ -11,7 +11,6 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -31,6 +30,7 @@ from choreo_agents.graph.langgraph_internals import (
 )
 from choreo_agents.graph.nesting import author_of, tasks_around
 from choreo_agents.graph.run_context import TaskPlace
+from choreo_agents.graph.state import channel_in
 
 Replay = Mapping[tuple[str, int, int, int], tuple[int, ...] | None]
 """Tokens by (author, superstep, branch, call): a run given one decodes just these, at the full price of each step;
@@ -201,8 +201,7 @@ def _has_graph_state(state: Any, config: RunnableConfig) -> bool:
 
 
 def _message_ids(state: Any) -> list[set[Any]]:
-    read = state.get if isinstance(state, Mapping) else partial(getattr, state)
-    entries, messages = (read(name, None) or [] for name in ("handles", "messages"))
+    entries, messages = (channel_in(state, name) or [] for name in ("handles", "messages"))
     named = {entry.get("message_id") for entry in entries if isinstance(entry, Mapping)}
     return [named, {getattr(message, "id", None) for message in messages}]
 

@@ -1,20 +1,21 @@
-"""Entries of the `handles` channel: made by encoding messages, compared with the state, assigned to tools' callers."""
+"""Entries of the `handles` channel for all messages in the state: new messages are encoded, and get theirs."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from langchain_core.messages import BaseMessage, ToolMessage
 
 from choreo_agents.chat import message_turn, thoughts_of, tool_calls_of, tools_called
-from choreo_agents.engine import Engine, Prefill
-from choreo_agents.errors import ForeignHandleError, HandleError, UnknownHandleError
+from choreo_agents.engine import Prefill
 from choreo_agents.graph.answers import encoding_of
+from choreo_agents.graph.provenance import ProvenState
 from choreo_agents.graph.signer import (
     are_siblings,
     digest_of,
+    entry_of,
     handle_of,
     is_confidential,
     is_edited,
@@ -23,96 +24,89 @@ from choreo_agents.graph.signer import (
     unproven_of,
     writer_of,
 )
-from choreo_agents.graph.state import HandleEntry, handle_for, is_input, is_of_agent, with_edited_text, with_handle
+from choreo_agents.graph.state import HandleEntry, handle_for, is_input, sent_at, with_edited_text, with_handle
 from choreo_agents.graph.view.bound_engine import BoundEngine
-from choreo_agents.graph.view.call_id import CallId
 from choreo_agents.graph.view.placed_view import TurnMerger
 from choreo_agents.graph.view.reader_rules import CallReader, ReaderRules
-from choreo_agents.graph.view.view import SeenEntry
 from choreo_agents.graph.visibility import EVERYONE, START_SOURCE, source_of_author
-from choreo_agents.kv.handle import MessageHandle, base_model
+from choreo_agents.kv.handle import MessageHandle
 
 UNKNOWN = "its inputs are not recorded"
 
 
 class EncodedEntries:
-    """The entries of the messages in a graph's state, as one call reads them. It encodes those that its model has no
-    encoding of: behind the public root, once for all readers.
+    """The entries of the messages in a graph's state, as one call reads them. Those without one are encoded behind the
+    public root, once for all readers.
 
     Args:
-        bound: The reader's engine.
         reader: The reader of the call.
-        turns: Adds the separators around messages.
-        messages: The messages in the graph's state.
-        entries: Their entries.
-        earliest: The first superstep that the reader's message may have.
+        proven: The messages and entries that it may trust.
+        state: The state as the agent gets it.
     """
 
-    def __init__(
-        self,
-        bound: BoundEngine,
-        reader: CallReader,
-        turns: TurnMerger,
-        messages: Sequence[BaseMessage],
-        entries: list[HandleEntry],
-        earliest: int,
-    ) -> None:
-        self._bound, self._engine, self._engines = bound, bound.engine, (bound.engine, *reader.others)
-        self._rules, self._place, self._turns, self._earliest = reader.rules, reader.place, turns, earliest
-        self._messages = messages
-        self.by_id = {str(message.id): message for message in messages}
+    def __init__(self, reader: CallReader, proven: ProvenState, state: Any) -> None:
+        self.reader, self.messages = reader, proven.messages
+        self._earliest = max(proven.superstep, sent_at(state))
+        self.by_id = {str(message.id): message for message in self.messages}
         """The messages in the graph's state; a branch may be sent an entry without its message."""
-        self.all = [self._as_read(entry) for entry in entries]
+        self.all = [self._as_read(entry) for entry in without_removed(proven.entries, self.messages, state)]
         """All entries, with those that this call has made."""
         self.made: list[HandleEntry] = []
         """Entries that this call has made, for messages that no node had encoded."""
         self.lost: dict[str, tuple[HandleEntry, str]] = {}
         """The former entry of each message that was encoded again, and why its encoding was of no use, by message
         id."""
-        self.superstep = self._next_superstep(entries)
 
     def _as_read(self, entry: HandleEntry) -> HandleEntry:
         """Return an entry as the reader sees it: in a stock graph, messages of a function that the reader does not
         declare are input."""
-        declared = not _counts_as_input(source_of_author(entry["author"], self._place.author), self._rules)
+        source = source_of_author(entry["author"], self.reader.place.author)
+        declared = not _counts_as_input(source, self.reader.rules)
         is_open = declared or "persona" in entry or "tool_node" in entry or entry["confidential"]
         return entry if is_open else HandleEntry(**{**entry, "author": START_SOURCE})
 
-    def _next_superstep(self, entries: Sequence[HandleEntry]) -> int:
-        return max(self._earliest, 1 + max((entry["superstep"] for entry in entries), default=-1))
+    @property
+    def superstep(self) -> int:
+        """The superstep of the next message."""
+        return max(self._earliest, 1 + max((entry["superstep"] for entry in self.all), default=-1))
 
-    async def encode_new(self) -> None:
-        """Make entries for messages that no node has encoded in their current form."""
+    async def encode_new(self, bound: BoundEngine, turns: TurnMerger) -> None:
+        """Make entries for messages that no node has encoded in their current form.
+
+        Args:
+            bound: The reader's engine.
+            turns: Adds the separators around messages.
+        """
         by_id = {entry["message_id"]: entry for entry in self.all}
+        rules, place, chat = self.reader.rules, self.reader.place, bound.engine.chat
         # Some messages are input to other readers, but this one knows their authors: encode them under these.
-        inputs = [m for m in self._messages if is_encoded(m, by_id) and is_input(by_id[str(m.id)])]
-        news = {str(m.id) for m in inputs if _writer(m, self._rules, self._place.author) != START_SOURCE}
+        inputs = [m for m in self.messages if is_encoded(m, by_id) and is_input(by_id[str(m.id)])]
+        news = {str(m.id) for m in inputs if _writer(m, None, rules, place.author) != START_SOURCE}
         before = {name: entry for name, entry in by_id.items() if name not in news}
-        lost = lost_ids(self._engine, before)
-        new = [m for m in self._messages if not is_encoded(m, before) or str(m.id) in lost]
+        lost = lost_ids(bound, before)
+        new = [m for m in self.messages if not is_encoded(m, before) or str(m.id) in lost]
         self.lost |= {str(m.id): (before[str(m.id)], UNKNOWN) for m in new if is_encoded(m, before)}
         calls: list[Prefill] = []
         records: list[tuple[BaseMessage, str, bool, MessageHandle | str | None]] = []
-        callers, called = callers_of(self._messages), tools_called(self._messages)
+        callers, called = callers_of(self.messages), tools_called(self.messages)
         for m in new:
             old_entry, caller = before.get(str(m.id)), callers.get(str(m.id))
-            author = writer_of(caller) if caller else _author(m, old_entry)
-            author = author or _writer(m, self._rules, self._place.author)
+            author = writer_of(caller) if caller else _writer(m, old_entry, rules, place.author)
             mark = old_entry["confidential"] if old_entry else is_confidential(caller or m)
-            answer = None if author == START_SOURCE else encoding_of(m, self._engines)
+            answer = None if author == START_SOURCE else encoding_of(m, self.reader.engines)
             records.append((m, author, mark, answer))
             if not isinstance(answer, MessageHandle):
-                text, kind = message_turn(m, self._engine.chat, called=called, opening=opening_of(m))
-                source = if_alive(self._engine, handle_of(m))
-                role, parents = "tool" if isinstance(m, ToolMessage) else None, await self._turns.behind_root(kind)
+                text, kind = message_turn(m, chat, called=called, opening=opening_of(m))
+                source = bound.if_alive(handle_of(m))
+                role, parents = "tool" if isinstance(m, ToolMessage) else None, await turns.behind_root(kind)
                 options: Any = {"author": author, "role": role, "confidential": mark, "source": source}
                 calls.append(Prefill(text, parents, recomputed=is_encoded(m, before), **options))
-        encoded = iter(await self._bound.prefill_shared(calls))
+        encoded = iter(await bound.prefill_shared(calls))
         messages = [
             (m, author, mark, answer if isinstance(answer, MessageHandle) else next(encoded))
             for m, author, mark, answer in records
         ]
-        entries = entries_of(messages, before, self.superstep, callers, [task.branch for task in self._place.around])
+        entries = self._entries_of(messages, before, callers)
         for entry, (*_, answer) in zip(entries, records, strict=True):
             if entry["message_id"] in news:
                 entry["superstep"] = by_id[entry["message_id"]]["superstep"]
@@ -122,69 +116,61 @@ class EncodedEntries:
                 self.lost[entry["message_id"]] = entry, answer
         self.made += entries
         self.all = list({entry["message_id"]: entry for entry in [*self.all, *entries]}.values())
-        self.superstep = self._next_superstep(self.all)
 
-    async def encode_foreign(self, items: Sequence[SeenEntry]) -> list[SeenEntry]:
-        """Return the messages of the view, each with an encoding of the reader's model.
+    def _entries_of(
+        self,
+        encoded: Sequence[tuple[BaseMessage, str, bool, MessageHandle]],
+        before: Mapping[str, HandleEntry],
+        callers: Mapping[str, BaseMessage],
+    ) -> list[HandleEntry]:
+        """Return the entries of newly encoded messages.
 
-        Those that lack one are encoded behind the public root, once for all readers of that model, and so are those of
-        the contexts in which text of the view is encoded. Lazy: it costs nothing until a request attends to it.
-
-        Raises:
-            ForeignHandleError: A message is not in the graph's state; or, with `strict`, its encoding was to be read.
+        Args:
+            encoded: Messages, each with its author, whether it is confidential, and its handle.
+            before: Their earlier entries, by message id.
+            callers: For tool results: the messages that called the tool, by the results' ids.
         """
-        model = self._bound.model
-        for entry, rule in items if self._rules.strict else ():
-            if is_of_agent(entry) and rule.mode.shares_kv and handle_for(entry, model) is None:
-                raise self._refused(entry, "set its visibility to 'reencoded', or compile without strict=True")
-        contexts = {context_path(name, self._place) for _, rule in items for name in rule.contexts}
-        named = [entry for path in contexts for entry in confidential_of(path, self.all)]
-        read = [*(entry for entry, _ in items), *named]
-        foreign = {entry["message_id"]: entry for entry in read if handle_for(entry, model) is None}
-        calls: list[Prefill] = []
-        for entry in foreign.values():
-            if (message := self.by_id.get(entry["message_id"])) is None:
-                raise self._refused(entry, "its text is not in the graph's state: send the message itself, too")
-            text, kind = message_turn(message, self._engine.chat, opening=opening_of(message))
-            source = MessageHandle.model_validate(entry["handle"]) if is_of_agent(entry) else None
-            extra: dict[str, Any] = {"author": entry["author"], "confidential": entry["confidential"], "source": source}
-            calls.append(Prefill(text, await self._turns.behind_root(kind), **extra))
-        handles = await self._bound.prefill_shared(calls)
-        pairs = zip(foreign.items(), handles, strict=True)
-        encoded = {name: with_handle(entry, handle) for (name, entry), handle in pairs}
-        self.lost |= _unserved(encoded, self._engines)
-        self.made = [*(entry for entry in self.made if entry["message_id"] not in encoded), *encoded.values()]
-        self.all = [encoded.get(entry["message_id"], entry) for entry in self.all]
-        return [item._replace(entry=encoded.get(item.entry["message_id"], item.entry)) for item in items]
-
-    def _refused(self, entry: HandleEntry, advice: str) -> ForeignHandleError:
-        handle = MessageHandle.model_validate(entry["handle"])
-        return ForeignHandleError(
-            f"the message of {entry['author']!r} is handle {handle.id!r} of model {handle.base_model!r}, but "
-            f"{self._place.author!r} runs on {self._bound.model!r}: {advice}"
-        )
-
-
-def _unserved(encoded: Mapping[str, HandleEntry], engines: Sequence[Engine]) -> dict[str, tuple[HandleEntry, str]]:
-    """Return the entries whose model none of the engines serves, with the reason, by message id."""
-    served = {engine.model.adapter.fingerprint for engine in engines}
-    why = "it was made by another model, which is not served here"
-    sampled = {name: entry for name, entry in encoded.items() if is_of_agent(entry)}
-    return {name: (entry, why) for name, entry in sampled.items() if base_model(entry["handle"]["model"]) not in served}
+        entries: list[HandleEntry] = []
+        superstep, task_path = self.superstep, [task.branch for task in self.reader.place.around]
+        for index, (message, author, private, handle) in enumerate(encoded):
+            # Ids are random: without the task path, the order of branches would differ from run to run.
+            place: Any = {"branch": index, "task_path": task_path}
+            entry = entry_of(handle, author, superstep, message, confidential=private, **place)
+            persona, earlier = persona_of(message), before.get(str(message.id))
+            claimed = unproven_of(message)
+            if persona is not None and claimed is None:
+                # Its author's entry, where it reaches this state, takes precedence.
+                entry["borrowed"] = True
+            if persona is not None and author != START_SOURCE:
+                entry |= {"persona": persona, **({"thoughts": None} if thoughts_of(message) else {})}
+            if (caller := callers.get(str(message.id))) is not None:
+                entry["tool_node"] = writer_of(message)
+                entry |= {} if (owner := persona_of(caller)) is None else {"persona": owner}
+            if is_edited(message):
+                entry["edited"] = True
+            if claimed is not None:
+                entry["unverified_author"] = dict(claimed)
+            if earlier is not None and earlier["author"] == author:
+                same = earlier.get("digest") == entry["digest"]
+                entry = with_handle(earlier, handle) if same else with_edited_text(earlier, handle, entry["digest"])
+                entry.pop("answered", None)
+                if not same and author != START_SOURCE:
+                    entry["edited"] = True
+                    if "thoughts" in entry:
+                        entry["thoughts"] = None
+            elif entries and author != entries[-1]["author"] and not are_siblings(encoded[index - 1][0], message):
+                superstep = entry["superstep"] = superstep + 1  # keeps the order of different authors' messages
+            entries.append(entry)
+        return entries
 
 
-def _author(message: BaseMessage, entry: HandleEntry | None) -> str | None:
-    """Return the author of a message that has an entry: the entry's, unless a function has rewritten the message."""
-    if entry is None:
-        return None
-    is_same = entry.get("digest") in (None, digest_of(message))
-    writer = START_SOURCE if is_same else writer_of(message)
-    return entry["author"] if writer == START_SOURCE else writer
-
-
-def _writer(message: BaseMessage, rules: ReaderRules, reader: str) -> str:
-    """Return the author of a message without an entry. An unknown agent's open message is input."""
+def _writer(message: BaseMessage, entry: HandleEntry | None, rules: ReaderRules, reader: str) -> str:
+    """Return a message's author: that of its entry, unless a function has rewritten the message. Without an entry, an
+    unknown agent's open message is input."""
     author, chart = writer_of(message), rules.guard.chart
+    if entry is not None:
+        is_same = entry.get("digest") in (None, digest_of(message))
+        return entry["author"] if is_same or author == START_SOURCE else author
     source = source_of_author(author, reader)
     if source is None and rules.around:
         return author
@@ -200,126 +186,18 @@ def _counts_as_input(source: str | None, rules: ReaderRules) -> bool:
     return not is_known and not {source, EVERYONE} & rules.sources.keys()
 
 
-def context_path(name: str, place: CallId) -> str:
-    """Return a private context's name behind the subgraphs of its reader."""
-    home = place.author.rpartition("|")[0]
-    return f"{home}|{name}" if home else name
-
-
-def confidential_of(path: str, entries: Sequence[HandleEntry]) -> list[HandleEntry]:
-    """Return a node's confidential messages by superstep."""
-    confidential = [entry for entry in entries if entry["author"] == path and entry["confidential"]]
-    return sorted(confidential, key=lambda entry: entry["superstep"])
-
-
-def entry_of(
-    handle: MessageHandle,
-    author: str,
-    superstep: int,
-    message: BaseMessage,
-    *,
-    branch: int,
-    task_path: Sequence[int],
-    confidential: bool,
-    call: int = 0,
-    **fields: Any,
-) -> HandleEntry:
-    """Return the entry of a message in graph state; other `fields` are left out if empty."""
-    # `prompt` stays: None records that the call had none.
-    extra = {name: value for name, value in fields.items() if name == "prompt" or value not in (None, False, [])}
-    entry = HandleEntry(
-        handle=handle.plain(),
-        author=author,
-        superstep=superstep,
-        branch=branch,
-        call=call,
-        confidential=confidential,
-        message_id=str(message.id),
-        digest=digest_of(message),
-    )
-    return cast(HandleEntry, {**entry, **extra, **({"task_path": [*task_path]} if any(task_path) else {})})
-
-
-def entries_of(
-    encoded: Sequence[tuple[BaseMessage, str, bool, MessageHandle]],
-    before: Mapping[str, HandleEntry],
-    superstep: int,
-    callers: Mapping[str, BaseMessage],
-    task_path: Sequence[int] = (),
-) -> list[HandleEntry]:
-    """Return the entries of newly encoded messages.
-
-    Args:
-        encoded: Messages, each with its author, whether it is confidential, and its handle.
-        before: Their earlier entries, by message id.
-        superstep: Superstep of the first of them.
-        callers: For tool results: the messages that called the tool, by the results' ids.
-        task_path: Numbers of the `Send` branches around the node, outermost first.
-    """
-    entries: list[HandleEntry] = []
-    for index, (message, author, private, handle) in enumerate(encoded):
-        # Ids are random: without the task path, the order of branches would differ from run to run.
-        entry = entry_of(handle, author, superstep, message, branch=index, task_path=task_path, confidential=private)
-        persona, earlier = persona_of(message), before.get(str(message.id))
-        claimed = unproven_of(message)
-        if persona is not None and claimed is None:
-            # Its author's entry, where it reaches this state, takes precedence.
-            entry["borrowed"] = True
-        if persona is not None and author != START_SOURCE:
-            entry |= {"persona": persona, **({"thoughts": None} if thoughts_of(message) else {})}
-        if (caller := callers.get(str(message.id))) is not None:
-            entry["tool_node"] = writer_of(message)
-            entry |= {} if (owner := persona_of(caller)) is None else {"persona": owner}
-        if is_edited(message):
-            entry["edited"] = True
-        if claimed is not None:
-            entry["unverified_author"] = dict(claimed)
-        if earlier is not None and earlier["author"] == author:
-            same = earlier.get("digest") == entry["digest"]
-            entry = with_handle(earlier, handle) if same else with_edited_text(earlier, handle, entry["digest"])
-            entry.pop("answered", None)
-            if not same and author != START_SOURCE:
-                entry["edited"] = True
-                if "thoughts" in entry:
-                    entry["thoughts"] = None
-        elif entries and author != entries[-1]["author"] and not are_siblings(encoded[index - 1][0], message):
-            superstep = entry["superstep"] = superstep + 1  # keeps the order of different authors' messages
-        entries.append(entry)
-    return entries
-
-
 def is_encoded(message: BaseMessage, entries: Mapping[str, HandleEntry]) -> bool:
     """Return whether the message has an entry with its present text."""
     entry = entries.get(str(message.id))
     return entry is not None and entry.get("digest") in (None, digest_of(message))
 
 
-def if_alive(engine: Engine, handle: MessageHandle | None) -> MessageHandle | None:
-    """Return a handle if the engine still has it, or it is another model's; else None."""
-    return handle if handle is not None and isinstance(_refusal(engine, handle), ForeignHandleError | None) else None
-
-
-def _refusal(engine: Engine, handle: MessageHandle) -> HandleError | None:
-    """Return the error that the engine raises for a handle, if any."""
-    try:
-        engine.usage(handle)
-    except HandleError as error:
-        return error
-    return None
-
-
-def lost_ids(engine: Engine, entries: Mapping[str, HandleEntry]) -> set[str]:
+def lost_ids(bound: BoundEngine, entries: Mapping[str, HandleEntry]) -> set[str]:
     """Return the ids of messages that the engine's model encoded, and that the engine no longer knows."""
-    model = engine.model.adapter.fingerprint
+    model = bound.model
     handles = {name: handle for name, entry in entries.items() if (handle := handle_for(entry, model)) is not None}
-    located = zip(handles.items(), engine.kv.tiers(list(handles.values())), strict=True)
-    return {name for (name, handle), tier in located if tier is None and is_forgotten(engine, handle)}
-
-
-def is_forgotten(engine: Engine, handle: MessageHandle) -> bool:
-    """Return whether an engine does not know a handle: its engine was closed, or it is another model's. One that was
-    released on purpose is known: reading it raises."""
-    return isinstance(_refusal(engine, handle), UnknownHandleError | ForeignHandleError)
+    located = zip(handles.items(), bound.engine.kv.tiers(list(handles.values())), strict=True)
+    return {name for (name, handle), tier in located if tier is None and not bound.knows(handle)}
 
 
 def without_removed(entries: Sequence[HandleEntry], messages: Sequence[BaseMessage], state: Any) -> list[HandleEntry]:
@@ -350,24 +228,6 @@ def without_removed(entries: Sequence[HandleEntry], messages: Sequence[BaseMessa
     present |= stand_ins.keys()
     named = [(e, stand_ins.get(e["message_id"], e["message_id"])) for e in entries if e["message_id"] in present]
     return [e if e["message_id"] == name else HandleEntry(**{**e, "message_id": name}) for e, name in named]
-
-
-# Authors of tool results: a result belongs to the caller of the tool
-
-
-def calls_of(messages: Sequence[BaseMessage]) -> dict[str, str]:
-    """Return the ids of messages that called tools, by the ids of the results, whoever wrote either.
-
-    Args:
-        messages: Messages in order: call ids may repeat, and the latest caller counts.
-    """
-    callers: dict[str, str] = {}
-    by_result: dict[str, str] = {}
-    for message in messages:
-        callers |= {call.id: str(message.id) for call in tool_calls_of(message) if call.id}
-        if isinstance(message, ToolMessage) and message.tool_call_id in callers:
-            by_result[str(message.id)] = callers[message.tool_call_id]
-    return by_result
 
 
 def callers_of(messages: Sequence[BaseMessage]) -> dict[str, BaseMessage]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import groupby
 
 from choreo_agents.engine import Prefill
-from choreo_agents.errors import HandleError
 from choreo_agents.graph.state import HandleEntry, is_input, is_of_agent
 from choreo_agents.graph.view.bound_engine import BoundEngine
 from choreo_agents.graph.view.placed_view import PlacedView
@@ -32,9 +30,8 @@ class MergedBranches:
         """The handle shown for each merged message, by the id of the message's own handle."""
         self.summaries: dict[str, str] = {}
         """Text of each summarized message, by the same ids."""
-        self._fans: list[int | None] = []
-        """For each message of the view, the number of the fan of parallel branches it belongs to; None: it is no
-        branch."""
+        self._fans: dict[int, int] = {}
+        """The number of the fan of parallel branches that each branch belongs to, by its place in the view."""
         self._fan = 0
         """The latest fan."""
 
@@ -55,42 +52,34 @@ class MergedBranches:
             return ()
         return merged or [entry for entry, _ in shown if is_input(entry)]
 
-    async def prepare(self, shown: Sequence[SeenEntry]) -> list[MessageHandle]:
+    async def prepare(self, shown: Sequence[SeenEntry]) -> None:
         """Make what is shown for the merged messages: summaries by their authors, or copies by the adapter's cache
         mapper.
 
         Args:
             shown: The messages of the view; those whose own encodings are to be merged are replaced.
-
-        Returns:
-            Those with a lease, to be released after the call.
         """
         merged = [self._engine.handle(entry) for entry, rule in shown if rule.mode.shares_kv and self._merges(entry)]
         if self._merging is None or not merged:
-            return []
+            return
         engine, summary = self._engine.engine, self._merging.summary
         summaries = [] if summary is None else await engine.branches.asummaries(merged, summary)
+        self._engine.copies += summaries
         for handle, short in zip(merged, summaries, strict=False):
             sampled = [sample.token for sample in engine.logprobs(short)]
             self.summaries[handle.id] = engine.model.decode(sampled, special=False).strip()
         stands = summaries or list(merged)
-        try:
-            if engine.branches.maps(self._adapter):
-                stands = await engine.branches.amap(stands, self._adapter)
-        except BaseException:
-            with suppress(HandleError):  # a scope may have ended meanwhile
-                for handle in summaries:
-                    engine.release(handle)
-            raise
+        if engine.branches.maps(self._adapter):
+            stands = await engine.branches.amap(stands, self._adapter)
         self.stands_for |= {handle.id: stand for handle, stand in zip(merged, stands, strict=True)}
-        return summaries
 
-    def record(self, view: PlacedView, shown: Sequence[SeenEntry] = (), *, ends: bool = False) -> None:
-        """Record which of the handles just appended to the view are branches.
+    def record(self, view: PlacedView, first: int, shown: Sequence[SeenEntry], *, ends: bool) -> None:
+        """Record which of the handles of a view from `first` on are branches.
 
         Args:
-            view: The view with them.
-            shown: The messages; empty for what stands before all messages.
+            view: The view.
+            first: The place of the first of these handles.
+            shown: Their messages.
             ends: True if later branches do not belong to earlier ones: input or an answer came in between.
         """
         self._fan += ends
@@ -98,30 +87,23 @@ class MergedBranches:
         whole = len(branches) == len(shown)
         handles = [self._engine.handle(item.entry) for item in branches]
         ids = {self.stands_for.get(handle.id, handle).id for handle in handles}
-        for handle in view.handles[len(self._fans) :]:
-            is_branch = handle.id in ids or (whole and handle.id not in view.separators)
-            self._fans.append(self._fan if branches and is_branch else None)
+        for place, handle in enumerate(view.handles[first:] if branches else (), start=first):
+            if handle.id in ids or (whole and handle.id not in view.separators):
+                self._fans[place] = self._fan
 
     def _visible_places(self, place: int) -> tuple[int, ...]:
         """Return the places that a boundary attends to: all before its branch except parallel branches of the same
         fan."""
-        own_fan = self._fans[place]
-        return tuple(at for at, fan in enumerate(self._fans[:place]) if fan is None or fan != own_fan)
+        return tuple(at for at in range(place) if self._fans.get(at) != self._fans[place])
 
-    async def append_boundaries(self, view: PlacedView) -> list[MessageHandle]:
+    async def append_boundaries(self, view: PlacedView) -> None:
         """Append the tokens that the adapter reads behind each branch (see `Branches.boundaries`), if it has any.
 
         They attend to the branch and what stood before it, but to no parallel branch. Positions do not change: what
         follows starts where it would have started.
-
-        Args:
-            view: The view with the branches in it.
-
-        Returns:
-            The new handles, each with a lease.
         """
         shown = {handle.id for handle in self.stands_for.values()}
-        behind = [at for at, fan in enumerate(self._fans) if fan is not None and view.handles[at].id in shown]
+        behind = [at for at in self._fans if view.handles[at].id in shown]
         calls: list[Prefill] = []
         places: list[int] = []
         for before, together in groupby(behind, key=self._visible_places):
@@ -131,7 +113,7 @@ class MergedBranches:
             prefills = self._engine.engine.branches.boundaries(branches, trunk, offsets, anchors, self._adapter)
             calls += prefills
             places += alike[: len(prefills)]
-        handles = await self._engine.aprefill(calls) if calls else []
+        handles = await self._engine.aprefill(calls)
+        self._engine.copies += handles
         for handle, place in zip(handles, places, strict=True):
             view.add_beside(handle, view.offsets[place] + view.handles[place].length)
-        return handles

@@ -143,13 +143,18 @@ class CallReader:
     """The persona of its node, behind the subgraphs."""
     rules: ReaderRules
     agent: Agent
-    others: Sequence[Engine]
-    """The other engines of the graph: they know what messages of other models were made of."""
+    engines: Sequence[Engine]
+    """Its engine, and those of the graph: they know what messages of other models were made of."""
 
     @property
     def system(self) -> str:
         """Name of the private context of its system prompt and prompts."""
         return f"{self.persona}.system"
+
+    def path_of(self, context: str) -> str:
+        """Return a private context's name behind the subgraphs of its reader."""
+        home = self.place.author.rpartition("|")[0]
+        return f"{home}|{context}" if home else context
 
     def gets_words_of(self, entry: HandleEntry) -> bool:
         """Return whether it may read only the text of a function's answer, which may have attended to what is kept from

@@ -23,24 +23,22 @@ class RenderedView:
     Confidential text is masked unless the run shows it (`RunOptions.trace_confidential`): messages, system prompts and
     prompts of confidential agents, confidential modules, and the private contexts that the graph's policy names.
 
+    It begins with the public root and the reader's own instructions, or prompt of a schema.
+
     Args:
         reader: The reader of the call.
+        system: Its own system prompt.
+        imported: The parts of its prompt of a schema.
     """
 
-    def __init__(self, reader: CallReader) -> None:
-        self._reader = reader
+    def __init__(self, reader: CallReader, system: str | None, imported: Iterable[PromptPart]) -> None:
+        self._reader, public, tools = reader, reader.rules.shared_system, reader.agent.tools
         self._shows_all = reader.place.trace_confidential
         guarded = {context.name for context in reader.rules.guard.chart.guarded}
         self._is_private = reader.agent.confidential or reader.system.rpartition("|")[2] in guarded
         self.messages: list[BaseMessage] = []
-        self.tools: Described = ()
+        self.tools: Described = (_NO_TOOL,) * len(tools) if self._is_private and not self._shows_all else tools
         """The tools that the reader may call, as chat models describe them: beside the messages."""
-
-    def begin(
-        self, public: str | None, system: str | None, tools: Described = (), imported: Iterable[PromptPart] = ()
-    ) -> None:
-        """Add the public root, and the reader's own instructions or prompt of a schema."""
-        self.tools = (_NO_TOOL,) * len(tools) if self._is_private and not self._shows_all else tools
         if public:
             self._add(SystemMessage(public))
         if system is not None:

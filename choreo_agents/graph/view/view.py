@@ -8,7 +8,10 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from langchain_core.messages import BaseMessage, ToolMessage
+
 from choreo_agents.arguments import refuses_unknown
+from choreo_agents.chat import tool_calls_of
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.prompts import required_arguments
 from choreo_agents.graph.state import HandleEntry, is_input, is_own
@@ -161,6 +164,21 @@ def said_at(entries: Sequence[HandleEntry], calls: Mapping[str, str]) -> dict[st
     return {name: supersteps.get(calls.get(name, name), at) for name, at in supersteps.items()}
 
 
+def calls_of(messages: Sequence[BaseMessage]) -> dict[str, str]:
+    """Return the ids of messages that called tools, by the ids of the results, whoever wrote either.
+
+    Args:
+        messages: Messages in order: call ids may repeat, and the latest caller counts.
+    """
+    callers: dict[str, str] = {}
+    by_result: dict[str, str] = {}
+    for message in messages:
+        callers |= {call.id: str(message.id) for call in tool_calls_of(message) if call.id}
+        if isinstance(message, ToolMessage) and message.tool_call_id in callers:
+            by_result[str(message.id)] = callers[message.tool_call_id]
+    return by_result
+
+
 def _unit_of(entry: HandleEntry, calls: Mapping[str, str]) -> str:
     """Return the id of what is seen as a whole or not at all: a call with its results, or any other message."""
     return calls.get(entry["message_id"], entry["message_id"])
@@ -243,7 +261,7 @@ class HistoryLimit:
         together: dict[str, list[SeenEntry]] = {}
         for item in reversed(view):
             if not instructs(item):
-                together.setdefault(calls.get(item.entry["message_id"], item.entry["message_id"]), []).append(item)
+                together.setdefault(_unit_of(item.entry, calls), []).append(item)
         chosen = {id(item.entry) for item in view if instructs(item)}
         count = length_sum = 0
         for unit in together.values():

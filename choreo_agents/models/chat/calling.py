@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from choreo_agents.models.chat.format import ChatFormat
@@ -52,43 +53,35 @@ def tools_of(template: Template, chat: ChatFormat) -> ToolsFormat | None:
         template: The model's chat template.
         chat: The format of its turns.
     """
-    telling = _ToolPrompt(template.with_options(**_IN_SYSTEM), chat)
+    telling = partial(_write_tools, template.with_options(**_IN_SYSTEM), chat)
     if (prompt := telling([_TOOL], None)) is None or _NAMES[0] not in prompt.text:
         return None
     calling = _CallAnalysis(template, chat)
     return replace(calling.format(), tell=telling)
 
 
-class _ToolPrompt:
-    """The part of a template before the first question, which describes tools."""
+def _write_tools(
+    template: Template, chat: ChatFormat, tools: Sequence[Mapping[str, Any]], system: str | None
+) -> PromptText | None:
+    """Render the part of a template before the first question, which describes tools; see `Tell`."""
+    escaper = ControlEscaper(template.tokenizer)
+    mark = None if system is None else escaper.mark(system.strip() if chat.system.trims else system)
+    turns: list[Turn] = [] if mark is None else [{"role": "system", "content": mark}]
+    text = template.render([*turns, _QUESTION], tools=escaper.escape(list(tools)))
+    before, question, _ = ("", "", "") if text is None else text.partition(_QUESTION["content"])
+    if not question or (mark is not None and mark not in before):
+        return None
+    return escaper.restore(_strip_root(template, chat.bos, before.removesuffix(chat.user.plain)))
 
-    def __init__(self, template: Template, chat: ChatFormat) -> None:
-        self._template = template
-        self._chat = chat
 
-    def __call__(self, tools: Sequence[Mapping[str, Any]], system: str | None) -> PromptText | None:
-        """Render the description of tools, see `Tell`."""
-        escaper = ControlEscaper(self._template.tokenizer)
-        mark = None if system is None else escaper.mark(self._trim(system))
-        turns: list[Turn] = [] if mark is None else [{"role": "system", "content": mark}]
-        text = self._template.render([*turns, _QUESTION], tools=escaper.escape(list(tools)))
-        before, question, _ = ("", "", "") if text is None else text.partition(_QUESTION["content"])
-        if not question or (mark is not None and mark not in before):
-            return None
-        return escaper.restore(self._strip_root(before.removesuffix(self._chat.user.plain)))
-
-    def _trim(self, system: str) -> str:
-        return system.strip() if self._chat.system.trims else system
-
-    def _strip_root(self, text: str) -> str:
-        """Remove from the start of a conversation what every conversation starts with."""
-        root = self._chat.bos
-        common = self._template.common_start(root, text)
-        if common == root:
-            return text.removeprefix(root)
-        # With tools, the first turn differs: the agent's own text follows that turn.
-        end = self._template.pieces(root)[-1]
-        return text[len(common) :].partition(end)[2] or text
+def _strip_root(template: Template, root: str, text: str) -> str:
+    """Remove from the start of a conversation what every conversation starts with."""
+    common = template.common_start(root, text)
+    if common == root:
+        return text.removeprefix(root)
+    # With tools, the first turn differs: the agent's own text follows that turn.
+    end = template.pieces(root)[-1]
+    return text[len(common) :].partition(end)[2] or text
 
 
 class _CallAnalysis:

@@ -9,7 +9,7 @@ from choreo_agents.models.chat.tools.format import ToolsFormat
 from choreo_agents.models.prompt_text import PromptText
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 Role = Literal["system", "user", "assistant"]
 NAME = "\u241fname\u241f"
@@ -142,9 +142,5 @@ class ChatFormat:
     def _format(self, role: Role, later: bool) -> TurnFormat:
         if role == "system" and (self.leads or later):
             return self.user if self.leads or self.later is None else self.later
-        formats: Mapping[Role, TurnFormat] = {
-            "system": self.system,
-            "user": self.user,
-            "assistant": self.assistant,
-        }
-        return formats[role]
+        form: TurnFormat = getattr(self, role)
+        return form

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, time
 from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from choreo_agents.errors import ChatTemplateError, InvalidRequestError
@@ -172,8 +173,6 @@ def _day(value: Any) -> datetime:
     return datetime.combine(day, time())
 
 
-def _common_prefix(first: list[str], second: list[str]) -> list[str]:
-    same = 0
-    while same < min(len(first), len(second)) and first[same] == second[same]:
-        same += 1
-    return first[:same]
+def _common_prefix(first: Sequence[str], second: Sequence[str]) -> list[str]:
+    pairs = zip(first, second, strict=False)
+    return [piece for piece, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]

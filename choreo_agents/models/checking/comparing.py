@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from choreo_agents.models.chat.thinking import FIELDS
-from choreo_agents.models.checking.rendering import ViewRenderer
+from choreo_agents.models.checking.rendering import view_messages
 from choreo_agents.models.checking.talk import QUESTION, SEPARATOR, TalkTurn, View
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def compare_view(chat: ChatFormat, template: Template, tokenizer: SafeTokenizer,
         tokenizer: The model's safe tokenizer.
         view: The view.
     """
-    read = ViewRenderer(chat, view).messages()
+    read = view_messages(chat, view)
     messages = [(message.label, message.text.text) for message in read]
     tokens = [token for message in read for piece in message.pieces for token in tokenizer.encode(piece)]
     text = None if template.tokenizer.chat_template is None else render_view(template, chat, view)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 from typing import TYPE_CHECKING
 
 from choreo_agents.models.chat.tool_prompt import TurnText, instructions, question
@@ -26,62 +24,51 @@ class ReadMessage:
     @property
     def text(self) -> PromptText:
         """Text of the whole message."""
-        return reduce(add, self.pieces, PromptText())
+        return PromptText.joined(self.pieces)
 
 
-class ViewRenderer:
-    """A renderer of one view for one model.
-
-    Args:
-        chat: The model's chat format.
-        view: The view.
-    """
-
-    def __init__(self, chat: ChatFormat, view: View) -> None:
-        self.chat = chat
-        self.view = view
-        self.thinks = chat.thoughts is not None and chat.thoughts.usual
-
-    def messages(self) -> list[ReadMessage]:
-        """Return the messages of the view, without empty ones."""
-        chat, reader = self.chat, self.view.reader
-        public, own = self.view.instructions or (None, None)
-        before = chat.user.plain
-        if public is None:
-            out = _wrap("start", PromptText.special(chat.bos), PromptText.special(chat.default_system))
+def view_messages(chat: ChatFormat, view: View) -> list[ReadMessage]:
+    """Return the messages of a view as a model reads them, without empty ones."""
+    public, own = view.instructions or (None, None)
+    before = chat.user.plain
+    if public is None:
+        out = _wrap("start", PromptText.special(chat.bos), PromptText.special(chat.default_system))
+    else:
+        first = instructions(public, chat, later=False)
+        # It starts all agents' views; if it is in a user's turn, it opens that turn.
+        opened, before = (before, "") if first.kind == "lead" else ("", before)
+        out = _wrap("start", PromptText.special(chat.bos + opened) + first.text)
+    texts = [] if own is None else [(f"{view.reader} is told", instructions(own, chat, later=True))]
+    texts += [("question", question(QUESTION, chat)), *((turn.name, _write(turn, chat, view)) for turn in view.turns)]
+    behind = [text.kind for _, text in texts[1:]]
+    for (label, (text, kind)), follows in zip(texts, [*behind, "turn"], strict=True):
+        if kind == "turn":
+            out += _wrap(label, text)
         else:
-            first = instructions(public, chat, later=False)
-            # It starts all agents' views; if it is in a user's turn, it opens that turn.
-            opened, before = (before, "") if first.kind == "lead" else ("", before)
-            out = _wrap("start", PromptText.special(chat.bos + opened) + first.text)
-        texts = [] if own is None else [(f"{reader} is told", instructions(own, chat, later=True))]
-        texts += [("question", question(QUESTION, chat)), *((turn.name, self._write(turn)) for turn in self.view.turns)]
-        behind = [text.kind for _, text in texts[1:]]
-        for (label, (text, kind)), follows in zip(texts, [*behind, "turn"], strict=True):
-            if kind == "turn":
-                out += _wrap(label, text)
-            else:
-                after, between = (chat.user.after, chat.user.plain) if follows == "turn" else ("", chat.merges or "")
-                out += _wrap(label, PromptText.special(before), text, PromptText.special(after))
-                before = between
-        return [*out, *_wrap("answer's header", chat.header(reader, thinking=self.thinks))] if self.view.open else out
+            after, between = (chat.user.after, chat.user.plain) if follows == "turn" else ("", chat.merges or "")
+            out += _wrap(label, PromptText.special(before), text, PromptText.special(after))
+            before = between
+    if view.open:
+        out += _wrap("answer's header", chat.header(view.reader, thinking=_thinks(chat)))
+    return out
 
-    def _write(self, turn: TalkTurn) -> TurnText:
-        """Write a turn as an answer, or as a user's message where the edge encodes text again."""
-        if self.chat.merges is None or not self.view.encodes_again or turn.name == self.view.reader:
-            return TurnText(self._write_answer(turn))
-        return question(turn.words, self.chat, turn.name)
 
-    def _write_answer(self, turn: TalkTurn) -> PromptText:
-        chat, thoughts = self.chat, self.chat.thoughts
-        opening = chat.assistant.opening(turn.name)
-        if thoughts is not None and thoughts.kept and self.thinks and turn.name == self.view.reader:
-            thought = PromptText.special(thoughts.header) + PromptText.plain(turn.thoughts)
-            opening = thought + PromptText.special(thoughts.close) + PromptText.plain(f"{turn.name}: ")
-        elif not self.thinks:
-            blank = opening.text[len(opening.rstrip(" ").text) :]
-            opening = chat.header(turn.name) + PromptText.special(blank)
-        return opening + PromptText.plain(turn.words) + PromptText.special(chat.turn_end)
+def _thinks(chat: ChatFormat) -> bool:
+    return chat.thoughts is not None and chat.thoughts.usual
+
+
+def _write(turn: TalkTurn, chat: ChatFormat, view: View) -> TurnText:
+    """Write a turn as an answer, or as a user's message where the edge encodes text again."""
+    if chat.merges is not None and view.encodes_again and turn.name != view.reader:
+        return question(turn.words, chat, turn.name)
+    thoughts, opening = chat.thoughts, chat.assistant.opening(turn.name)
+    if not _thinks(chat):
+        blank = opening.text[len(opening.rstrip(" ").text) :]
+        opening = chat.header(turn.name) + PromptText.special(blank)
+    elif thoughts is not None and thoughts.kept and turn.name == view.reader:
+        thought = PromptText.special(thoughts.header) + PromptText.plain(turn.thoughts)
+        opening = thought + PromptText.special(thoughts.close) + PromptText.plain(f"{turn.name}: ")
+    return TurnText(opening + PromptText.plain(turn.words) + PromptText.special(chat.turn_end))
 
 
 def _wrap(label: str, *pieces: PromptText) -> list[ReadMessage]:

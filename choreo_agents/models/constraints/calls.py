@@ -42,9 +42,10 @@ class _GrammarWriter:
     """A writer of the rules of one grammar."""
 
     def __init__(self, how: ToolsFormat, controls: Mapping[str, int]) -> None:
-        self._how, self._grammar, self._controls = how, how.grammar, controls
+        self._how, self._grammar = how, how.grammar
         longest = sorted(controls, key=len, reverse=True)
         self._piece = re.compile("(" + "|".join(map(re.escape, [*longest, ID])) + ")")
+        self._terminals = {ID: _ID, **{control: f"<[{number}]>" for control, number in controls.items()}}
         self.rules: list[str] = []
 
     def start(self, call: str, *, several: bool, answers: bool) -> str:
@@ -91,16 +92,13 @@ class _GrammarWriter:
         grammar = self._grammar
         channel, blank, form = grammar.before_arguments.removesuffix(grammar.content).rpartition(" ")
         to, channel = f"{self._frame(grammar.before)} {_literal(name)}", self._frame(channel)
-        constrain = f"{self._frame(_CONSTRAIN)}?" if _CONSTRAIN in self._controls else ""
+        constrain = f"{self._frame(_CONSTRAIN)}?" if _CONSTRAIN in self._terminals else ""
         return f"({to} {channel} | {channel} {to}) {_literal(blank)} {constrain} {self._frame(form + grammar.content)}"
 
     def _frame(self, text: str) -> str:
         """Return template text as terminals, control tokens by their ids."""
         parts = (part for part in self._piece.split(text) if part)
-        return " ".join(_ID if part == ID else self._write_part(part) for part in parts)
-
-    def _write_part(self, part: str) -> str:
-        return f"<[{self._controls[part]}]>" if part in self._controls else _literal(part)
+        return " ".join(self._terminals.get(part) or _literal(part) for part in parts)
 
     def _json(self, rule: str, schema: Mapping[str, Any]) -> str:
         # What tokens cannot enforce is checked when the call is made, as for unconstrained calls.

@@ -155,8 +155,6 @@ def _layer(layer: nn.Module) -> LeanLayer:
     products = {name: tuple(_linear(leaves[path], path) for path in names) for name, names in _PRODUCTS.items()}
     if any(module.out_features % PANEL for modules in products.values() for module in modules[:-1]):
         raise NotLean(f"a layer's output size is not a multiple of {PANEL}")
-    if products["down"][0].in_features * 2 != sum(module.out_features for module in products["gate_up"]):
-        raise NotLean("its gate and up projections have other widths than its down projection")
     first, second = (leaves[name] for name in _NORMS)
     head_norms = (leaves[_HEAD_NORMS[0]], leaves[_HEAD_NORMS[1]]) if _HEAD_NORMS[0] in leaves else None
     scale = getattr(layer.get_submodule("self_attn"), "scaling", None)

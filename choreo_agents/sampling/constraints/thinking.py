@@ -56,32 +56,26 @@ class ThinkingConstraint(AnswerConstraint):
         self._answer, self._total = answer, total
         self._forced = close if budget == 0 else ()
         """Tokens that must come next."""
-        self._phase: Phase = "thoughts"
-        self._sampled = 0
-
-    @property
-    def answers(self) -> bool:
+        self.answers = False
         """True if the thoughts are closed, so that the next token is the answer's."""
-        return self._phase == "answer"
+        self._sampled = 0
 
     @property
     def leader(self) -> TokenConstraint:
         """The answer's constraint once the thoughts are closed; before, itself."""
-        return self._answer.leader if self._phase == "answer" else self
+        return self._answer.leader if self.answers else self
 
     def allowed(self) -> Allowed:
         """Return the forced token, or what the answer's constraint allows."""
-        if self._phase == "answer":
-            return self._answer.allowed()
-        return self._forced[:1] or None
+        return self._answer.allowed() if self.answers else self._forced[:1] or None
 
     def permits(self, token: int) -> bool:
         """Implement `AnswerConstraint`."""
-        return self._answer.permits(token) if self._phase == "answer" else super().permits(token)
+        return self._answer.permits(token) if self.answers else super().permits(token)
 
     def refuses(self, token: int) -> bool:
         """Refuse an end token in the thoughts, which are closed then; in the answer, ask its constraint."""
-        if self._phase == "answer":
+        if self.answers:
             return self._answer.refuses(token)
         if self._forced or token not in self._ends or token == self._close[0]:
             return False
@@ -92,25 +86,26 @@ class ThinkingConstraint(AnswerConstraint):
         """Accept a token, which must be allowed."""
         assert not self.done, "the answer is complete"
         phase = self._phases.add(token)
-        if self._phase == "answer":
+        if self.answers:
             self._sampled += 1
             if phase == "answer" or not isinstance(self._answer, FreeAnswer):
                 self._answer.take(token)
                 self.done, self.cut = self._answer.done, self._answer.cut
             self._end_if_full()
             return
-        was_forced = bool(self._forced)
-        self._forced = self._forced[1:]
-        self._sampled += not was_forced
-        over = phase != "thoughts"
-        if not was_forced and over:
-            self._forced = self._phases.rest
-        elif not was_forced and token in self._ends:
-            self._forced = self._close[1:]
-        elif not was_forced and self._sampled >= self._budget:
-            self._forced = self._close
-        if (over or was_forced) and not self._forced:
-            self._phase = "answer"
+        over = phase != "thoughts" or bool(self._forced)
+        if self._forced:
+            self._forced = self._forced[1:]
+        else:
+            self._sampled += 1
+            if over:
+                self._forced = self._phases.rest
+            elif token in self._ends:
+                self._forced = self._close[1:]
+            elif self._sampled >= self._budget:
+                self._forced = self._close
+        if over and not self._forced:
+            self.answers = True
             self._end_if_full()
 
     def _end_if_full(self) -> None:

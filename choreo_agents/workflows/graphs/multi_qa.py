@@ -6,7 +6,8 @@ appear one after the other (`serial`), or all at one offset (`parallel`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 from langchain_core.messages import HumanMessage
@@ -53,15 +54,12 @@ def multi_qa(
     placed: Literal["sequential", "parallel"] = "sequential" if layout == "serial" else "parallel"
     graph.add_node(ANSWERER, Agent(speaker, system=notes, prompt=prompt, sampling=sampling, positions=placed))
     for name, question in zip(names, questions, strict=True):
-        graph.add_node(name, _question_node(question))
+        graph.add_node(name, partial(_ask, question))
         graph.add_edge(START, name)
     graph.add_edge(names, ANSWERER, visibility=rule)
     graph.add_edge(ANSWERER, END)
     return graph
 
 
-def _question_node(question: str) -> Callable[[Any], dict[str, Any]]:
-    def ask(_: Any) -> dict[str, Any]:
-        return {"messages": [HumanMessage(question)]}
-
-    return ask
+def _ask(question: str, _: Any) -> dict[str, Any]:
+    return {"messages": [HumanMessage(question)]}

@@ -13,7 +13,7 @@ from support.tiny import save_tiny_llama
 from choreo_agents import END, START, Agent, ChoreoGraph, Engine, Memory, RunOptions
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel, load_model
-from choreo_agents.models.checking.rendering import ViewRenderer
+from choreo_agents.models.checking.rendering import view_messages
 from choreo_agents.models.checking.talk import ANN, ANN_AGAIN, BOB, CAROL, PUBLIC, QUESTION, TalkTurn, View, views
 from choreo_agents.testing import Script
 
@@ -83,7 +83,7 @@ def shown(engine: Engine, state: Mapping[str, Any], node: str) -> tuple[list[lis
 
 def require_same(engine: Engine, view: View, state: Mapping[str, Any], node: str) -> None:
     read, said = shown(engine, state, node)
-    *messages, header = ViewRenderer(engine.chat, view).messages()
+    *messages, header = view_messages(engine.chat, view)
     wanted = [engine.model.encode(piece) for message in messages for piece in message.pieces]
     assert [engine.model.decode(each) for each in read] == [engine.model.decode(each) for each in wanted], view.title
     assert read == wanted

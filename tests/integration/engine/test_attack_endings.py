@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MakeEngine
+from conftest import HoldSteps, MakeEngine
 from support.faults import AT_THE_END, InjectedError, failing_once
 
 from choreo_agents import Decode, Engine, MessageHandle, Sampling
-from choreo_agents.engine.messages.from_cache import FromCache
-from choreo_agents.engine.messages.table import MessageTable
+from choreo_agents.engine.messages.table import FromCache, MessageTable
 from choreo_agents.engine.request_builder import PlacedCall
 from choreo_agents.errors import CapacityError, EngineFailedError, InvalidRequestError
 from choreo_agents.kv.cache import KVCache
@@ -68,7 +67,7 @@ POINTS = [
 
 @pytest.mark.parametrize(("fault", "after"), POINTS, ids=[f"{fault}-{'after' * after}" for fault, after in POINTS])
 async def test_attack_whatever_fails_at_the_end_of_a_call_is_that_calls_alone(
-    make_engine: MakeEngine, fault: str, after: bool
+    make_engine: MakeEngine, hold_steps: HoldSteps, fault: str, after: bool
 ) -> None:
     """A call of one tenant fails at some point of its end while another tenant's decodes; then the same call works."""
     plain, engine = make_engine(), make_engine(host_bytes=1 << 22)
@@ -77,9 +76,9 @@ async def test_attack_whatever_fails_at_the_end_of_a_call_is_that_calls_alone(
     answer = plain.tokens(plain.decode([7], [plain.prefill(text)], sampling=SHORT))
     own = engine.tenant("own")
     root = own.prefill(text, author="root")
+    steps = hold_steps(engine)
     other = asyncio.create_task(engine.adecode([9], sampling=long))
-    while engine.stats().decode_steps < 2:
-        await asyncio.sleep(0)
+    await steps.amake(3)
     with ExitStack() as broken:
         armed: list[object] = []
 
@@ -90,6 +89,7 @@ async def test_attack_whatever_fails_at_the_end_of_a_call_is_that_calls_alone(
 
         call = Decode([7], [root], sampling=SHORT, idempotency_key="m", logits_callback=arm)
         [failed] = own._tenant.submit([call], None)
+        steps.go_on()  # the other call has most of its steps before it: what ends first is this one
         error = await asyncio.to_thread(failed.exception, 30)
     assert engine.tokens(await other) == wanted
     engine.check()

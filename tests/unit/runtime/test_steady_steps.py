@@ -96,9 +96,9 @@ def test_most_steps_of_a_decode_are_not_decided(make_engine: MakeEngine, watched
 
 
 def test_who_has_cancelled_is_not_in_the_next_step(make_engine: MakeEngine, watched: Watched) -> None:
-    engine = make_engine()
-    answers = engine._tenant.submit([decode(3, 30), decode(4, 30)], None)
-    watched.acts[10] = [answers[1].cancel]
+    engine, answers = make_engine(), list[Any]()
+    watched.acts[10] = [lambda: [answers[1].cancel()]]
+    answers += engine._tenant.submit([decode(3, 30), decode(4, 30)], None)
     assert settled(answers)[0] not in (None, EngineClosedError)
     assert watched.rows[:10] == [2] * 10 and set(watched.rows[10:]) == {1} and watched.steady > 20
 
@@ -106,12 +106,12 @@ def test_who_has_cancelled_is_not_in_the_next_step(make_engine: MakeEngine, watc
 def test_who_waits_for_the_same_and_cancels_last_is_noticed(make_engine: MakeEngine, watched: Watched) -> None:
     engine = make_engine()
     memo = {"idempotency_key": "same"}
-    [first] = engine._tenant.submit([decode(3, 60, **memo)], None)
-    others: list[Any] = []
+    first, others = list[Any](), list[Any]()
     watched.acts[5] = [lambda: others.extend(engine._tenant.submit([decode(3, 60, **memo)], None))]
-    watched.acts[9] = [first.cancel]
+    watched.acts[9] = [lambda: [each.cancel() for each in first]]
     watched.acts[14] = [lambda: [each.cancel() for each in others]]
-    settled([first])
+    first += engine._tenant.submit([decode(3, 60, **memo)], None)
+    settled(first)
     until(lambda: bool(others) and not engine._core.loop.unfinished())
     assert len(watched.rows) == 14 and watched.steady > 7
 
@@ -155,10 +155,11 @@ def test_while_somebody_waits_steps_are_decided(make_engine: MakeEngine, watched
 
 def test_who_leaves_is_not_in_the_next_step(make_engine: MakeEngine, watched: Watched) -> None:
     engine = make_engine()
-    left = engine.tenant("left")
-    answers = [*engine._tenant.submit([decode(3, 40)], None), *left._tenant.submit([decode(4, 40)], None)]
+    left, answers = engine.tenant("left"), list[Any]()
+    watched.acts[2] = [lambda: answers.extend(left._tenant.submit([decode(4, 40)], None))]
     watched.acts[12] = [left.close]
-    assert settled(answers)[1] is EngineClosedError
+    settled(engine._tenant.submit([decode(3, 40)], None))
+    assert settled(answers) == [EngineClosedError]
     assert 2 in watched.rows[:12] and set(watched.rows[12:]) == {1}
 
 

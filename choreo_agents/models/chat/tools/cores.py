@@ -8,7 +8,7 @@ from typing import Any
 
 from choreo_agents.models.chat.tools.grammar import CallGrammar, Kind, PairMarks, ToolCall
 from choreo_agents.models.chat.tools.literals import Extent, from_json, to_json, unique
-from choreo_agents.models.chat.tools.marked import CONTROL, bare, has_control, mark_text
+from choreo_agents.models.chat.tools.marked import CONTROL, bare, mark_text
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """JSON schemas of the tools' parameters, by tool name."""
@@ -175,7 +175,7 @@ class CallText:
     def _parse_pairs(self) -> ToolCall:
         key, inner, value_end = self._marks.first.strip(), self._marks.inner.strip(), self._marks.value_end
         name, mark, tail = self.text.partition(key)
-        name, is_frame = bare(name).strip(), has_control(name)
+        name, is_frame = bare(name).strip(), CONTROL in name
         if is_frame or (name not in self._schemas and not re.fullmatch(r"[\w.-]+", name)):
             raise ValueError("it has no name")
         pairs, tail = list[tuple[str, str]](), mark + tail

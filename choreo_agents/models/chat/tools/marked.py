@@ -40,11 +40,6 @@ def first_control(text: str) -> str:
     return "" if match is None else match[0]
 
 
-def has_control(text: str) -> bool:
-    """Return whether marked text has a control token."""
-    return _BEGIN in text
-
-
 def find_mark(text: str, mark: str) -> int:
     """Return the first index of a mark in marked text, outside of control tokens; -1 if there is none."""
     if not mark or mark.startswith(_BEGIN):

@@ -14,7 +14,6 @@ from choreo_agents.models.chat.tools.marked import (
     bare,
     find_mark,
     first_control,
-    has_control,
     mark_special,
     mark_text,
     partial_mark,
@@ -133,7 +132,7 @@ class ToolCallReader:
         grammar = self._grammar
         header, mark, tail = self._rest.partition(grammar.content)
         if not mark:
-            if final and self._rest and not has_control(self._rest):
+            if final and self._rest and CONTROL not in self._rest:
                 self._state = "words"  # text without a header
             return
         self._rest = tail
@@ -207,7 +206,7 @@ class ToolCallReader:
     def _skip_broken(self, final: bool) -> Iterator[Part]:
         """Read to the end of a broken call, and yield it."""
         ends = [mark for mark in (self._close, self._opening) if len(mark) > 1]  # a single bracket may be part of it
-        if self._grammar.kind == "headed" and has_control(self._rest):
+        if self._grammar.kind == "headed" and CONTROL in self._rest:
             ends = [first_control(self._rest)]
         # Search only what is new: a broken call may be long, and a search from the start would be quadratic.
         longest = max(map(len, ends), default=0)
