@@ -413,7 +413,7 @@ class ChoreoMethod:
     """Method whose calls attend to their parents' own KV."""
 
     keeps_kv = True
-    """Whether a prefill encodes, and messages own KV; otherwise they are text."""
+    """True: a prefill encodes, and messages own KV. Of the other method it is False: there messages are text."""
 
     def __init__(self, table: MessageTable) -> None:
         self._table, self._cache = table, table.cache
@@ -596,7 +596,7 @@ class _Recomputation:
     table: MessageTable
     message: Message
     first: bool
-    """Whether a lazy prefill is encoded for the first time."""
+    """True if a lazy prefill is encoded for the first time, False if memory has lost it."""
 
     def finish(self, request: Request) -> None:
         self._forget(request)

@@ -126,7 +126,7 @@ def test_intervals_hold_the_figure_and_are_always_the_same(drawn: list[float]) -
 
 
 def test_intervals_are_over_pairs() -> None:
-    """What varies from item to item alike for both varies their difference not at all."""
+    """A difference is taken item by item: where both samples vary alike, its interval has no width."""
     below = [1.0, 5.0, 20.0]
     assert difference_interval([each + 2 for each in below], below) == pytest.approx((2.0, 2.0))
     assert difference_interval([1.0], [2.0]) is None and median_interval([1.0]) is None

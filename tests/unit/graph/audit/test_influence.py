@@ -1,4 +1,4 @@
-"""What is followed back through the messages of a run, step by step."""
+"""Influence is followed back through the messages of a run, step by step."""
 
 from collections.abc import Sequence
 
