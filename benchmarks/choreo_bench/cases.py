@@ -8,15 +8,8 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import Field
 
-from choreo_agents.workflows.case import Case, Item, Options
-from choreo_agents.workflows.cases.answers import Question
-from choreo_agents.workflows.cases.branch_solve_merge import Concepts, MergeCase, MergeOptions
-from choreo_agents.workflows.cases.debate import DebateCase, DebateItem, DebateOptions
-from choreo_agents.workflows.cases.direct import DirectCase
-from choreo_agents.workflows.cases.iterative_debate import IterativeDebateCase, IterativeDebateOptions
-from choreo_agents.workflows.cases.multi_qa import MultiQACase, Questions, QuestionsOptions
-from choreo_agents.workflows.cases.prisoners_dilemma import DilemmaCase, DilemmaOptions, Stakes, Strategy
-from choreo_agents.workflows.cases.tree_of_thoughts import TreeCase, TreeOptions
+from choreo_agents.workflows import cases
+from choreo_agents.workflows.cases import Case, Concepts, DebateItem, Item, Options, Question, Questions, Stakes
 from choreo_bench.language import Split, draw_problem
 from choreo_bench.language.problem import split_of
 from choreo_bench.language.scoring import sentences
@@ -24,7 +17,7 @@ from choreo_bench.language.tasks import Arithmetic, BranchSolveMerge, SeveralQue
 from choreo_bench.language.tasks.debate import debate_problem
 from choreo_bench.language.tasks.dilemma import GAME
 
-STRATEGY_NAMES: tuple[Strategy, ...] = ("free", "cooperate", "defect")
+STRATEGY_NAMES: tuple[cases.Strategy, ...] = ("free", "cooperate", "defect")
 
 
 class DrawnCase(Case, Protocol):
@@ -49,21 +42,21 @@ class DirectOptions(SumOptions):
     )
 
 
-class SumDebateOptions(SumOptions, IterativeDebateOptions):
+class SumDebateOptions(SumOptions, cases.IterativeDebateOptions):
     """Options of a debate about a sum."""
 
 
-class SumTreeOptions(SumOptions, TreeOptions):
+class SumTreeOptions(SumOptions, cases.TreeOptions):
     """Options of a tree about a sum."""
 
 
-class DrawnMergeOptions(MergeOptions):
+class DrawnMergeOptions(cases.MergeOptions):
     """Options of a story in parts that are drawn."""
 
     size: int = Field(default=3, ge=1, description="Concepts of each part.")
 
 
-class DrawnQuestionsOptions(QuestionsOptions):
+class DrawnQuestionsOptions(cases.QuestionsOptions):
     """Options of questions that are drawn."""
 
     questions: int = Field(default=2, ge=1, description="Number of questions.")
@@ -75,7 +68,7 @@ class DrawnQuestionsOptions(QuestionsOptions):
     )
 
 
-class DrawnDilemmaOptions(DilemmaOptions):
+class DrawnDilemmaOptions(cases.DilemmaOptions):
     """Options of games that are drawn."""
 
     every_strategy: bool = Field(
@@ -83,26 +76,26 @@ class DrawnDilemmaOptions(DilemmaOptions):
     )
 
 
-class DrawnDebate(DebateCase):
+class DrawnDebate(cases.DebateCase):
     """A debate over notes alone."""
 
-    def draw(self, options: DebateOptions, split: Split, number: int) -> DebateItem:
+    def draw(self, options: cases.DebateOptions, split: Split, number: int) -> DebateItem:
         problem = debate_problem(number, agents=options.agents, split=split)
         return DebateItem(id=f"{split} {number}", question=problem.question, answer=problem.answer, notes=problem.notes)
 
 
-class DrawnDirect(DirectCase):
+class DrawnDirect(cases.DirectCase):
     """A single call, on the questions of the other workflows."""
 
     options: ClassVar[type[Options]] = DirectOptions
 
     def draw(self, options: DirectOptions, split: Split, number: int) -> DebateItem:
         if options.task == "notes":
-            return DrawnDebate().draw(DebateOptions(), split, number)
+            return DrawnDebate().draw(cases.DebateOptions(), split, number)
         return DebateItem(**draw_sum(options, split, number).model_dump())
 
 
-class DrawnIterativeDebate(IterativeDebateCase):
+class DrawnIterativeDebate(cases.IterativeDebateCase):
     """A debate in turns about a sum."""
 
     options: ClassVar[type[Options]] = SumDebateOptions
@@ -111,7 +104,7 @@ class DrawnIterativeDebate(IterativeDebateCase):
         return draw_sum(options, split, number)
 
 
-class DrawnTree(TreeCase):
+class DrawnTree(cases.TreeCase):
     """A tree of thoughts about a sum."""
 
     options: ClassVar[type[Options]] = SumTreeOptions
@@ -120,7 +113,7 @@ class DrawnTree(TreeCase):
         return draw_sum(options, split, number)
 
 
-class DrawnMerge(MergeCase):
+class DrawnMerge(cases.MergeCase):
     """A story in parts."""
 
     options: ClassVar[type[Options]] = DrawnMergeOptions
@@ -131,7 +124,7 @@ class DrawnMerge(MergeCase):
         return Concepts(id=f"{split} {number}", question=problem.by_name["problem"].text, concepts=concepts)
 
 
-class DrawnMultiQA(MultiQACase):
+class DrawnMultiQA(cases.MultiQACase):
     """Questions about notes."""
 
     options: ClassVar[type[Options]] = DrawnQuestionsOptions
@@ -147,7 +140,7 @@ class DrawnMultiQA(MultiQACase):
         return Questions(id=f"{split} {number}", questions=questions, answers=answers, notes=notes)
 
 
-class DrawnDilemma(DilemmaCase):
+class DrawnDilemma(cases.DilemmaCase):
     """A game whose points are drawn."""
 
     options: ClassVar[type[Options]] = DrawnDilemmaOptions

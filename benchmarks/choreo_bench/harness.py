@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from choreo_agents.models import LoadedModel
     from choreo_agents.training.tuning import EvalScore, TrainingProgress
-    from choreo_agents.workflows.many import PlayProgress
+    from choreo_agents.workflows.playing import PlayProgress
     from choreo_bench.language import Split
 
 ReportOption = Annotated[Path | None, typer.Option("--report", help="Also write the tables to this Markdown file.")]
@@ -235,11 +235,10 @@ class Display:
         self._say(f"{split} item {escape(repr(item))} is skipped:[/] {escape(reason)}")
 
     def training(self, passage: TrainingProgress) -> None:
-        """Count epochs, and say how fast this process is."""
+        """Count epochs, and say how fast the run is."""
         share = passage.batch / passage.batches if passage.batches else 0.0
         rate = passage.tokens / passage.seconds / 1e3 if passage.seconds else 0.0
-        score = "" if passage.score is None else f", held out {passage.score:.3f}"
-        text = f"loss {passage.loss:.3f}, {rate:.1f} k tokens/s{score}"
+        text = f"loss {passage.loss:.3f}, {rate:.1f} k tokens/s, held out {passage.score:.3f}"
         self.playing("training", passage.epoch + share, passage.epochs, text)
 
     def judged(self, epoch: int, held: EvalScore) -> None:

@@ -18,9 +18,8 @@ from choreo_agents.models import LoadedModel
 from choreo_agents.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from choreo_agents.synthesis.mapper import MAPPER_FILE
 from choreo_agents.training.journal import Journal, Record
-from choreo_agents.workflows.case import Case, Item, Options
-from choreo_agents.workflows.many import PlayProgress, play_items, require_known
-from choreo_agents.workflows.playing import Setup
+from choreo_agents.workflows.cases import Case, Item, Options
+from choreo_agents.workflows.playing import PlayProgress, Setup, play_items, require_known
 from choreo_bench.cases import CASES
 from choreo_bench.evaluation import Difference, Score
 from choreo_bench.evaluation.intervals import Interval, difference_interval, mean_interval, points

@@ -13,9 +13,7 @@ from importlib.resources import files
 from itertools import chain, count
 from pathlib import Path
 
-from choreo_agents.workflows.case import Item
-from choreo_agents.workflows.cases import SUMS
-from choreo_agents.workflows.cases.debate import DebateItem
+from choreo_agents.workflows.cases import SUMS, DebateItem, Item
 from choreo_bench.cases import CASES
 from choreo_bench.language.scoring import sentences
 from choreo_bench.language.tasks.debate import MOST_AGENTS

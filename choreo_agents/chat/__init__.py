@@ -1,7 +1,7 @@
 """Conversion between LangChain's chat messages and the turns of a model.
 
-Read `turns` (messages to prompt text), `tools` (descriptions of tools), `output_parser` (sampled tokens to text and
-calls), `output_stream` (the same as message chunks), `call` (one call of a chat model).
+Read `turns` (messages to prompt text), `tools` (descriptions of tools), `output_stream` (sampled tokens to text, calls
+and message chunks), `call` (one call of a chat model).
 """
 
 from choreo_agents.chat.asking import (
@@ -17,7 +17,7 @@ from choreo_agents.chat.asking import (
     with_budget,
 )
 from choreo_agents.chat.call import ChatCall, astreamed, count_tokens, streamed
-from choreo_agents.chat.constraints import CompiledConstraints, required_call
+from choreo_agents.chat.constraints import CompiledConstraints
 from choreo_agents.chat.output_stream import OutputStream
 from choreo_agents.chat.recording import RecordedChats, remove_recording
 from choreo_agents.chat.tools import Described, Tool, ToolChoice, described_tools, own_turns, required_tools
@@ -55,7 +55,6 @@ __all__ = [
     "message_turn",
     "own_turns",
     "remove_recording",
-    "required_call",
     "required_tools",
     "schema_of_type",
     "separator",

@@ -73,33 +73,43 @@ class CompiledConstraints:
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
-        self._compiled = lru_cache(_MAX_COMPILED)(partial(compile_constraint, model))
-        self._classifiers = lru_cache(_MAX_COMPILED)(self._make_classifier)
+        self._compiled = lru_cache(_MAX_COMPILED)(self._compile)
 
-    def of(self, grammar: Grammar, tools: Described = ()) -> Constraint:
-        """Return the constraint of an answer by a grammar, or of calls in its place.
-
-        Raises `GrammarError` if it cannot be compiled.
+    def of(self, grammar: Grammar | None, tools: Described = (), required: Collection[str] = ()) -> Constraint:
+        """Return the constraint of an answer by a grammar, of calls in its place, or of one required call.
 
         Args:
-            grammar: Grammar of the answer.
+            grammar: Grammar of the answer, if none is required to be a call.
             tools: Tools that may be called instead.
+            required: Names of those of which one must be called.
+
+        Raises:
+            GrammarError: The grammar, or the schema of a tool's arguments, cannot be compiled.
+            InvalidRequestError: The extra `guided` is not installed, or the model's tokens cannot be constrained.
         """
+        if required:
+            grammar, tools = None, tuple(tool for tool in tools if tool["function"]["name"] in required)
         text = json.dumps(tools)
+        call = ConstrainedCall(grammar, text, self._compiled(grammar, text)[0])
+        if grammar is None:
+            return Constraint(f"one call of {json.dumps(tools, sort_keys=True)}", call)
         calls = f", or calls of {text}" if tools else ""
-        call = ConstrainedCall(grammar, text, self._compiled(grammar, text))
         return Constraint(f"an answer of {grammar.plain()!r}{calls}", call)
 
     def classifier(self, grammar: Grammar, tools: Described) -> Callable[[], CallsOrAnswer] | None:
         """Return a factory of classifiers for constrained messages; None: their headers distinguish calls."""
-        return self._classifiers(grammar, json.dumps(tools))
+        return self._compiled(grammar, json.dumps(tools))[1]
 
-    def _make_classifier(self, grammar: Grammar, tools_json: str) -> Callable[[], CallsOrAnswer] | None:
+    def _compile(
+        self, grammar: Grammar | None, tools_json: str
+    ) -> tuple[MakeConstraint, Callable[[], CallsOrAnswer] | None]:
         model, how = self._model, tools_format(self._model.chat)
-        if how.is_headed:
-            return None
+        constraint = compile_constraint(model, grammar, tools_json)
+        if grammar is None or tools_json == "[]" or how.is_headed:
+            return constraint, None
         calls = model.grammars.compile_call(how, json.loads(tools_json), model.controls, several=True)
-        return partial(CallsOrAnswer, calls, model.grammars.compile(grammar), frozenset(model.adapter.end_tokens))
+        ends = frozenset(model.adapter.end_tokens)
+        return constraint, partial(CallsOrAnswer, calls, model.grammars.compile(grammar), ends)
 
 
 class ConstrainedCall:
@@ -137,49 +147,24 @@ def compile_constraint(model: LoadedModel, grammar: Grammar | None, tools_json: 
     return model.grammars.compile_call(tools_format(model.chat), json.loads(tools_json), model.controls, grammar)
 
 
-def required_call(model: LoadedModel, tools: Described, names: Collection[str]) -> Constraint | None:
-    """Return the constraint to one call of a required tool; None: no call is required.
-
-    Args:
-        model: Model that answers.
-        tools: All tools.
-        names: Names of those of which one must be called.
-
-    Raises:
-        GrammarError: The schema of a tool's arguments cannot be compiled.
-        InvalidRequestError: The extra `guided` is not installed, or the model's tokens cannot be constrained.
-    """
-    required = [tool for tool in tools if tool["function"]["name"] in names]
-    if not required:
-        return None
-    tools_json = json.dumps(required)
-    # Compiled here: the engine's step would wait for it.
-    led_by = ConstrainedCall(None, tools_json, compile_constraint(model, None, tools_json))
-    return Constraint(f"one call of {json.dumps(required, sort_keys=True)}", led_by)
-
-
 def constrained_sampling(
     engine: Engine, tools: Described, names: Collection[str], sampling: Sampling
 ) -> tuple[Sampling, Constraint | None, Callable[[], CallsOrAnswer] | None]:
     """Return sampling, constraint and classifier of an answer, constrained to a required call or to calls or an answer.
 
-    The classifier comes as a factory; None: the parser of calls needs none.
+    The classifier comes as a factory; None: the parser of calls needs none. Raises what `CompiledConstraints.of` does.
 
     Args:
         engine: Engine of the model.
         tools: All tools.
         names: Names of those of which one must be called; the answer is nothing else then.
         sampling: Its constraint is that of an answer without calls.
-
-    Raises:
-        GrammarError: The constraint, or the schema of a tool's arguments, cannot be compiled.
-        InvalidRequestError: See `required_call`.
     """
-    constraint, classifier = required_call(engine.model, tools, names), None
-    if sampling.constraint is None:
-        return sampling, constraint, classifier
-    if constraint is None:
-        cache = engine.kv.get_or_create(CompiledConstraints, engine.model)
-        constraint = cache.of(sampling.constraint, tools)
-        classifier = cache.classifier(sampling.constraint, tools) if tools else None
+    grammar = sampling.constraint
+    if grammar is None and not names:
+        return sampling, None, None
+    # Compiled here, and not on the engine's thread: its step would wait for it.
+    cache = engine.kv.get_or_create(CompiledConstraints, engine.model)
+    constraint = cache.of(grammar, tools, names)
+    classifier = None if grammar is None or names or not tools else cache.classifier(grammar, tools)
     return sampling.model_copy(update={"constraint": None}), constraint, classifier

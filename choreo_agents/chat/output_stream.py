@@ -1,25 +1,146 @@
-"""Stream of one answer: the arguments of its decode, message chunks as tokens come, and the complete message."""
+"""Parser of one answer's tokens; the arguments of its decode, its chunks as tokens come, and the complete message."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import hashlib
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from langchain_core.messages import AIMessage, AIMessageChunk, InvalidToolCall, ToolCall
+from langchain_core.messages import AIMessage, AIMessageChunk, InvalidToolCall
+from langchain_core.messages import ToolCall as CallMessage
 from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
-from langchain_core.messages.tool import tool_call_chunk
+from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
 
 from choreo_agents.chat.constraints import CallsOrAnswer, constrained_sampling
-from choreo_agents.chat.output_parser import Called, OutputParser, require_names
 from choreo_agents.chat.tools import Described
-from choreo_agents.chat.turns import thoughts_of
+from choreo_agents.chat.turns import short_id, thoughts_of
 from choreo_agents.engine import Engine, StreamedToken, Thinking
-from choreo_agents.engine.constraints import PhaseTexts
+from choreo_agents.engine.constraints import Detokenizer, PhaseTexts
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import LoadedModel, PromptText, tools_format
+from choreo_agents.models import BrokenCall, CallPart, LoadedModel, PromptText, TextPart, ToolCall, tools_format
 from choreo_agents.models.chat.tools.literals import to_json
+from choreo_agents.models.chat.tools.reading import partial_mark
 from choreo_agents.sampling import SampledToken, Sampling
+
+Called = CallMessage | InvalidToolCall
+"""A valid call, or an invalid one with its error."""
+_EVERYWHERE = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
+"""Names that every call format can write."""
+
+
+def require_names(model: LoadedModel, tools: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `InvalidRequestError` if a written call of a tool, with its required arguments, is not parsed back."""
+    for tool in tools:
+        name, schema = tool["function"]["name"], tool["function"].get("parameters") or {}
+        required = [field for field in schema.get("required") or () if isinstance(field, str)]
+        if all(map(_EVERYWHERE.fullmatch, (name, *required))):
+            continue
+        call = ToolCall(name, dict.fromkeys(required, "."), short_id(name))
+        read = OutputParser(model, tools, "").parse(model.encode(tools_format(model.chat).grammar.write([call]))).calls
+        if [(parsed["name"], parsed["args"]) for parsed in read] != [(name, call.arguments)]:
+            raise InvalidRequestError(
+                f"this model cannot write a parsable call of {name!r} with "
+                f"{', '.join(map(repr, required)) or 'nothing'}: rename the tool or its arguments, with letters, "
+                "digits and underscores only"
+            )
+
+
+class OutputParser:
+    """Parser of one message.
+
+    Args:
+        model: Model that sampled the tokens.
+        tools: Tools that it may call.
+        place: Name of the agent's call. Ids of tool calls are derived from it, so that a re-run gives the same ids.
+        decider: Decides between calls and a constrained answer; None: both may occur, in free text.
+    """
+
+    def __init__(
+        self, model: LoadedModel, tools: Sequence[Mapping[str, Any]], place: str, decider: CallsOrAnswer | None = None
+    ) -> None:
+        self._model = model
+        self._reader = tools_format(model.chat).reader(tools, [*model.controls.values()], model.visible_controls)
+        self._place, self._decider = place, decider
+        ending = [] if tools_format(model.chat).is_headed else model.encode(PromptText.special(model.chat.turn_end))[:1]
+        self._ends = {*model.adapter.end_tokens, *ending}
+        self._texts = Detokenizer(model)
+        self._run: list[int] = []
+        """Tokens since the last control token, ..."""
+        self._shown = ""
+        """... and the part of their text that was returned."""
+        self.calls: list[Called] = []
+        """All calls of the message, valid and invalid."""
+
+    def parse(self, tokens: Iterable[int]) -> OutputParser:
+        """Parse a whole message, and return self."""
+        for ready in (*map(self._ready_tokens, tokens), self._ready_tokens()):
+            for token in ready:
+                self._add(token, "")  # whole texts are decoded at once
+        self.end()
+        return self
+
+    def add(self, token: int) -> list[str | Called]:
+        """Return the text and calls that the next token completes."""
+        return self._read(self._ready_tokens(token))
+
+    def _read(self, tokens: Sequence[int]) -> list[str | Called]:
+        controls, texts = self._model.controls, self._texts
+        return [part for token in tokens for part in self._add(token, "" if token in controls else texts.add(token))]
+
+    def _ready_tokens(self, *token: int) -> list[int]:
+        """Return the tokens that can be parsed now, with the next one or at the end: none while it is undecided."""
+        if (decider := self._decider) is None:
+            return [*token]
+        is_answer = decider.take(*token) if token else decider.ended()
+        if is_answer is None:
+            return []
+        if is_answer:
+            self._reader.disable_calls()
+        self._decider = None
+        return decider.tokens
+
+    def _add(self, token: int, text: str) -> list[str | Called]:
+        """Parse a token that adds this text; text that is still missing comes with `_flush`."""
+        control = self._model.controls.get(token)
+        if control is None:
+            self._run.append(token)
+            self._shown += text
+            return self._convert(self._reader.add(text)) if text else []
+        parts = self._flush()
+        return parts if token in self._ends else [*parts, *self._convert(self._reader.add(control, is_control=True))]
+
+    def end(self) -> list[str | Called]:
+        """Return what is left at the end of the message."""
+        return [*self._read(self._ready_tokens()), *self._flush(), *self._convert(self._reader.end())]
+
+    def _flush(self) -> list[str | Called]:
+        """Return the rest of the text since the last control token, decoded as a whole."""
+        text, shown = self._model.decode(self._run, special=False) if self._run else "", self._shown
+        self._run, self._shown, self._texts = [], "", Detokenizer(self._model)
+        return self._convert(self._reader.add(text[len(shown) :])) if text != shown and text.startswith(shown) else []
+
+    def _convert(self, parts: Sequence[TextPart | CallPart]) -> list[str | Called]:
+        return [part.text if isinstance(part, TextPart) else self._add_call(part.number) for part in parts]
+
+    def _add_call(self, number: int) -> Called:
+        call = self._reader.calls[number]
+        if isinstance(call, BrokenCall):
+            result: Called = invalid_tool_call(name=call.name, args=call.text, id=self._id(number), error=call.why)
+        else:
+            result = tool_call(name=call.name, args=dict(call.arguments), id=self._id(number))
+        self.calls.append(result)
+        return result
+
+    @property
+    def words(self) -> str:
+        """The text beside calls."""
+        return self._reader.words.strip()
+
+    def _id(self, number: int) -> str:
+        return short_id(hashlib.sha256(f"{self._place} {number}".encode()).hexdigest())
 
 
 class ShownText:
@@ -45,8 +166,8 @@ class ShownText:
         """Add a piece, and return the text that can be shown now; may be empty."""
         pending = "" if self._is_over else before_stop(self._tail + text, self._stops)
         self._is_over = self._is_over or pending != self._tail + text
-        self._tail = max((_overlap(pending, ending) for ending in self._endings), key=len, default="")
-        ready = pending[: len(pending) - len(self._tail)]
+        held_from = len(pending) - max(partial_mark(pending, ending) for ending in self._endings)
+        ready, self._tail = pending[:held_from], pending[held_from:]
         words = ready.rstrip()
         spaces = ready[len(words) :]
         if not words:
@@ -73,14 +194,6 @@ class ShownText:
 def before_stop(text: str, stops: Sequence[str]) -> str:
     """Return a text up to the first stop text in it."""
     return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
-
-
-def _overlap(text: str, ending: str) -> str:
-    """Return the longest suffix of a text that is a prefix of this ending."""
-    for size in range(min(len(ending), len(text)), 0, -1):
-        if text.endswith(ending[:size]):
-            return ending[:size]
-    return ""
 
 
 def shown_thoughts(thinking: Thinking | None, model: LoadedModel) -> ShownText:
@@ -111,7 +224,7 @@ class ParsedOutput(NamedTuple):
     """Text and calls of one message."""
 
     words: str
-    calls: Sequence[ToolCall] = ()
+    calls: Sequence[CallMessage] = ()
     broken: Sequence[InvalidToolCall] = ()
 
 

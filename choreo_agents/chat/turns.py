@@ -108,8 +108,6 @@ def result_turn(message: ToolMessage, words: str, called: Mapping[str, str], cha
     return tool_result_turn(words, tool, short_id(message.tool_call_id), chat)
 
 
-_WORDS = {"reasoning": "reasoning", "thinking": "thinking", "reasoning_content": "reasoning_content"}
-"""Keys of the text in thought blocks, by type. Redacted thoughts are encrypted by their provider and have none."""
 _PIECES = ("tool_call_chunk", "invalid_tool_call", "input_json_delta")
 """Types of content blocks that repeat the message's calls."""
 
@@ -135,10 +133,10 @@ def words_in(message: BaseMessage) -> str:
 
 
 def thoughts_of(message: BaseMessage) -> str:
-    """Return the text of the thoughts in a message."""
+    """Return the text of the thoughts in a message; redacted ones, which their provider has encrypted, have none."""
     blocks = message.content if isinstance(message.content, list) else ()
-    thought = (block for block in blocks if isinstance(block, dict) and block.get("type") in _WORDS)
-    texts = (block.get(_WORDS[str(block["type"])]) for block in thought)
+    thought = (block for block in blocks if isinstance(block, dict) and block.get("type") in THOUGHT_BLOCKS)
+    texts = (block.get(str(block["type"])) for block in thought)
     # Bedrock has an object of text and signature here.
     return "".join(str((text.get("text") if isinstance(text, Mapping) else text) or "") for text in texts)
 

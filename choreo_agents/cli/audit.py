@@ -81,16 +81,15 @@ def _with_changes(graph: ChoreoGraph, rules: list[str], keep: list[str]) -> Chor
 def _print(console: Console, target: str, report: AuditReport) -> None:
     from choreo_agents.graph.audit.report import ROWS
 
-    columns = ("private context", "readers", "channel", "shortest paths", "cut by")
-    table = titled(f"what can reach whom in {target}", columns)
-    how = {"encoding": "reencoded", "words": "private"}
+    how, rows = {"encoding": "reencoded", "words": "private"}, []
     for row in report.rows(ROWS):
         broken = "[red bold]✗ [/]" if row.is_broken else ""
         cuts = "\n".join(f"{escape(cut)}: {how[row.channel]}" for cut in row.cuts.splitlines())
         reached = escape(row.readers), _CHANNELS[row.channel], escape(row.walks), cuts or "[dim]no other rule[/]"
-        table.add_row(broken + escape(row.context), *reached)
+        rows.append((broken + escape(row.context), *reached))
     if report.findings:
-        console.print(table)
+        columns = ("private context", "readers", "channel", "shortest paths", "cut by")
+        console.print(titled(f"what can reach whom in {target}", columns, rows))
         if (more := len(report.listed) - ROWS) > 0:
             console.print(f"[dim]and {more:,} more: --json for all of them[/]")
     else:

@@ -27,11 +27,7 @@ _FIGURES: tuple[Figure, ...] = ("tokens_encoded", "first_token_s", "end_to_end_s
 
 def table_of(comparison: Comparison, title: str) -> RenderableType:
     """Return a table of each method's counts and times and their ratios to choreo's, with a note that explains it."""
-    table = titled(title, comparison.columns, comparison.columns[1:])
-    for column in table.columns:
-        column.style = "bold" if column.header == "baseline/choreo" else ""
-    for row in comparison.rows():
-        table.add_row(*row)
+    table = titled(title, comparison.columns, comparison.rows(), comparison.columns[1:])
     note = (
         "choreo: from the cache. baseline: text with a prefix cache. naive: text without one. All are forced to the "
         f"same tokens; times are medians ({comparison.repeats} runs of each, in turn, on fresh engines), without "
@@ -103,7 +99,7 @@ def compare(
         from choreo_agents.engine import Engine
         from choreo_agents.graph import CompiledChoreoGraph
         from choreo_agents.graph.comparing import compare as compared
-        from choreo_agents.workflows.playing import read_json_lines
+        from choreo_agents.workflows.cases import read_json_lines
 
         stack.enter_context(current_folder())
         lines, app = read_json_lines(path, _INPUT, "a state or a quoted question"), named_graph(target)

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from choreo_agents.workflows.cases.answers import read_answer
+from choreo_agents.workflows.answers import read_answer
 
 if TYPE_CHECKING:
     from choreo_agents.workflows.playing import Place, Setting
@@ -134,16 +134,8 @@ class PlayDisplay:
         return self.item.score(read_answer(row.words, self.setup.prompts("answer"))) if has_answer else None
 
     def messages(self) -> list[dict[str, Any]]:
-        """Return all messages as plain JSON."""
-        return [self.speaker(row) | {"words": row.words, "score": self.score(row), **row.tokens} for row in self.of()]
-
-    def speaker(self, row: TranscriptRow) -> dict[str, Any]:
-        """Return the speaker of a message, as plain JSON."""
-        return {"node": row.node}
-
-    def facts(self) -> dict[str, Any]:
-        """Return what the display shows besides messages, as plain JSON."""
-        return {}
+        """Return all messages as plain JSON, by superstep and branch."""
+        return [{"node": row.node, "words": row.words, "score": self.score(row), **row.tokens} for row in self.of()]
 
 
 class DebateDisplay(PlayDisplay):
@@ -161,7 +153,9 @@ class DebateDisplay(PlayDisplay):
         yield "asked", Text(self.item.question)
         if record := self.item.record:
             begins = " ".join(record[0].split()[:14])
-            size = f"{len(record)} reports, {self.facts()['record_tokens']:,} tokens, read by all: "
+            model = self.setting.model
+            tokens = sum(len(model.encode(model.chat.turn("user", report))) for report in record)
+            size = f"{len(record)} reports, {tokens:,} tokens, read by all: "
             yield "record", Text.assemble(size, (f"{begins} ...", "dim"))
         mistaken = [self._agents[place] for place in self.item.mistaken if place < len(self._agents)]
         for agent, notes in zip(self._agents, self.item.notes, strict=False):
@@ -181,14 +175,6 @@ class DebateDisplay(PlayDisplay):
             waits = Text("reads ..." if over >= at else "", style="dim")
             table.add_row(str(at + 1), *(self.words(column[at]) if at < len(column) else waits for column in columns))
         return table
-
-    def speaker(self, row: TranscriptRow) -> dict[str, Any]:
-        return {"round": 1 + self.of(row.node).index(row), "agent": row.node}
-
-    def facts(self) -> dict[str, Any]:
-        model = self.setting.model
-        tokens = sum(len(model.encode(model.chat.turn("user", report))) for report in self.item.record)
-        return {"question": self.item.question, "record_tokens": tokens}
 
 
 class TreeDisplay(PlayDisplay):
@@ -227,7 +213,7 @@ class TreeDisplay(PlayDisplay):
 
     def levels(self) -> list[Level]:
         """Return the tree's levels as far as they have been decoded."""
-        from choreo_agents.workflows.cases.tree_of_thoughts import ballot_of
+        from choreo_agents.workflows.cases import ballot_of
         from choreo_agents.workflows.graphs.tree_of_thoughts import THINKER, VOTER, candidate_name, elect
 
         prompts, size, levels = self.setup.prompts, self.options, list[Level]()
@@ -242,13 +228,6 @@ class TreeDisplay(PlayDisplay):
             votes = Counter(words.rpartition(prefix)[2].strip() for words in cast)
             levels.append(Level(candidates, voters, votes, elected))
         return levels
-
-    def facts(self) -> dict[str, Any]:
-        levels = []
-        for level in self.levels():
-            names = [name for name, _ in level.candidates]
-            levels.append({"candidates": names, "votes": level.votes, "elected": [names[at] for at in level.elected]})
-        return {"levels": levels}
 
 
 DISPLAYS: Mapping[str, type[PlayDisplay]] = {"debate": DebateDisplay, "tree_of_thoughts": TreeDisplay}

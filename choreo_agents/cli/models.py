@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.filesize import pick_unit_and_suffix
+from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
@@ -17,7 +16,6 @@ from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import JsonOption, command_console, named_values, titled, waiting
 
 if TYPE_CHECKING:
-    from choreo_agents.attention.rope import PureRotation
     from choreo_agents.models import LoadedModel
     from choreo_agents.models.checking import ModelCheck, ViewComparison
 
@@ -72,14 +70,12 @@ def check(
             if as_json:
                 typer.echo(json.dumps({"model": model, "served": False, "why": str(error)}, indent=2))
             raise
-    figures = None if loaded is None else measured(loaded)
+        figures = None if loaded is None else measured(loaded)
     if as_json:
         why = {} if report.memory.holds_weights else {"why": "its weights do not fit the free memory"}
         typer.echo(json.dumps(report.as_object() | why | {"measured": figures}, indent=2))
     else:
-        report_check(console, report, measured=figures is not None, measure=measure)
-        if loaded is not None and figures is not None:
-            report_measured(console, loaded, figures)
+        report_check(console, report, figures, measure=measure)
     if not report.memory.holds_weights:
         raise typer.Exit(REFUSED)
 
@@ -102,17 +98,17 @@ def measured(loaded: LoadedModel) -> Mapping[str, Any]:
     return {**known, **attending, "computed_by": loaded.computed_with(attends)}
 
 
-def report_check(console: Console, report: ModelCheck, *, measured: bool, measure: bool) -> None:
-    """Print the check of a model's configuration and tokenizer.
+def report_check(console: Console, report: ModelCheck, figures: Mapping[str, Any] | None, *, measure: bool) -> None:
+    """Print a check of a model.
 
     Args:
         console: Where it is printed.
-        report: The check.
-        measured: Whether the weights have been measured, too.
+        report: The check of its configuration and tokenizer.
+        figures: What was measured on its weights.
         measure: Whether the user wants them measured.
     """
     name = escape(report.name)
-    if measured:
+    if figures is not None:
         console.print(f"[green]{name} can be served exactly[/]")
     elif not report.memory.holds_weights:
         console.print(
@@ -124,7 +120,7 @@ def report_check(console: Console, report: ModelCheck, *, measured: bool, measur
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column()
-    for row in _facts(report):
+    for row in _facts(report, figures or {}):
         facts.add_row(*row)
     console.print(facts, "")
     same = [view.tokens for view in report.shared] == [view.tokens for view in report.reencoded]
@@ -142,96 +138,53 @@ def report_check(console: Console, report: ModelCheck, *, measured: bool, measur
     console.print(_comparisons(report.shared if same else (*report.shared, *report.reencoded)))
 
 
-def _facts(report: ModelCheck) -> Iterator[tuple[str, str]]:
+def _facts(report: ModelCheck, figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     facts, dtype, memory = report.facts, report.dtype, report.memory
     yield "model type", escape(facts.model_type)
     own, served = (str(value).removeprefix("torch.") for value in (dtype.own, dtype.served))
     quantised = "" if dtype.quantised is None else f", quantised with {escape(dtype.quantised)}"
     yield "dtype", f"{served} on {report.device} ({escape(dtype.why)}; stored in {own}{quantised})"
-    yield "context", f"{facts.context:,} tokens; {_layers(report)}"
+    layers = ", ".join(f"{number} see {far}" for far, number in facts.layers.items())
+    yield "context", f"{facts.context:,} tokens; layers: {layers}"
     by = "as stored" if memory.measured else "by the configuration"
     fits = "fits" if memory.holds_context else "does not fit" if memory.holds_weights else "the weights do not fit"
     yield (
         "memory",
-        f"weights {_size(memory.weights)} ({by}); KV {_size(memory.kv_per_token)} per token, "
-        f"{_size(memory.kv_of_context)} for a whole context: {fits} into {_size(memory.free)} of free memory",
+        f"weights {decimal(memory.weights)} ({by}); KV {decimal(memory.kv_per_token)} per token, "
+        f"{decimal(memory.kv_of_context)} for a whole context: {fits} into {decimal(memory.free)} of free memory",
     )
     for token in facts.stop_tokens:
         note = "part of what closes a turn" if token.closes else "not in any message: it is left out"
         yield "stops at", f"{_show_ends(token.text)} ({token.id}, {' and '.join(token.said_by)}): {note}"
     ends = _show_ends(facts.turn_end) if facts.turn_end else "nothing: the next turn's start ends it"
     yield "an answer ends with", ends
-
-
-def _layers(report: ModelCheck) -> str:
-    layers = report.facts.layers
-    if set(layers) == {"all"}:
-        return "full attention in every layer"
-    return ", ".join(
-        f"{number} {'layer sees' if number == 1 else 'layers see'} {'all' if far == 'all' else f'the last {far}'}"
-        for far, number in layers.items()
-    )
+    if figures:
+        slower = f" ({escape(figures['nothing_faster'])})" if figures["nothing_faster"] else ""
+        yield "attention", f"{figures['attends']}{slower}; the rest computed by {escape(figures['computed_by'])}"
+        yield (
+            "exactness",
+            f"moving cached keys changes logits by at most {figures['error']:.2g}; rounding is up to "
+            f"{figures['rounding']:.2g}",
+        )
 
 
 def _view(shown: ViewComparison) -> Table:
     title = f"{shown.view.title}, over {shown.view.edges} edges: {len(shown.tokens):,} tokens"
-    table = titled(title, ("message", "as the model sees it"))
-    for label, text in shown.messages:
-        table.add_row(escape(label), _show_ends(text))
-    return table
+    rows = [(escape(label), _show_ends(text)) for label, text in shown.messages]
+    return titled(title, ("message", "as the model sees it"), rows)
 
 
 def _comparisons(comparisons: Sequence[ViewComparison]) -> Table:
-    counts = ("tokens", "template's")
-    table = titled("Beside the chat template", ("view", "edges", *counts, "the same"), counts)
+    rows = []
     for comparison in comparisons:
-        tokens = comparison.template_tokens
+        view, tokens = comparison.view, comparison.template_tokens
         same = "the template raises" if tokens is None else "[green]yes[/]" if comparison.equal else "no"
         count = "" if tokens is None else f"{len(tokens):,}"
-        table.add_row(comparison.view.title, comparison.view.edges, f"{len(comparison.tokens):,}", count, same)
-    return table
+        rows.append((view.title, view.edges, f"{len(comparison.tokens):,}", count, same))
+    counts = ("tokens", "template's")
+    return titled("Beside the chat template", ("view", "edges", *counts, "the same"), rows, counts)
 
 
 def _show_ends(text: str) -> str:
     """Return text as markup that shows line ends."""
     return escape(text).replace("\n", "⏎")
-
-
-def _size(count: int) -> str:
-    unit, name = pick_unit_and_suffix(count, ["bytes", "KiB", "MiB", "GiB"], 1024)
-    return f"{count / unit:,.1f} {name}"
-
-
-def report_measured(console: Console, loaded: LoadedModel, figures: Mapping[str, Any]) -> None:
-    """Print how a loaded model's layers attend, and how far moving cached keys moves its logits."""
-    adapter, probe = loaded.adapter, loaded.probe
-    table = titled("Measured on its weights", ("layers", "positions", "window", "soft cap"))
-    for kind in dict.fromkeys(adapter.kinds):
-        layers = [layer for layer, layer_kind in enumerate(adapter.kinds) if layer_kind == kind]
-        window = "all" if kind.window is None else f"{kind.window} tokens"
-        table.add_row(_ranges(layers), _positions(kind.rotation), window, f"{kind.softcap or 'none'}")
-    console.print(table)
-    geometry = adapter.geometry
-    console.print(
-        f"{adapter.parameters / 1e6:,.2f} M parameters in {str(geometry.dtype).removeprefix('torch.')}, context of "
-        f"{adapter.max_positions:,} tokens, {geometry.bytes_per_token / 1024:,.1f} KiB of keys and values a token"
-    )
-    console.print(f"attention by {figures['attends']}, the rest computed by {escape(figures['computed_by'])}")
-    if why := figures["nothing_faster"]:
-        console.print(f"no faster attention backend: {escape(why)}")
-    console.print(
-        f"moving cached keys changes logits by at most {probe.error:.2g}; rounding is up to {probe.tolerance:.2g}"
-    )
-
-
-def _positions(rotation: PureRotation | None) -> str:
-    if rotation is None:
-        return "none"
-    return f"rotary, {rotation.dimensions} dimensions, {rotation.pairing} paired"
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Return ascending numbers as ranges, as in `0-3, 5`."""
-    # The value minus its index is constant within a run of consecutive numbers.
-    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

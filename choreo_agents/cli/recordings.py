@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,35 +28,27 @@ RecordedModelOption = Annotated[
 SaltOption = Annotated[
     str, typer.Option(envvar="CHOREO_SALT", help="The tenant's salt, if the engine was recorded with one.")
 ]
-
-
 _MASKED = "[dim]masked[/]"
 
 
-def record(path: FileArgument, as_json: JsonOption = False) -> None:
+def record(path: FileArgument) -> None:
     """Show a recording: its calls in order, their agents, token counts, and texts unless masked.
 
-    [b]Examples[/b]
+    [b]Example[/b]
 
       choreo inspect record run.jsonl
-      choreo inspect record run.jsonl --json
     """
-    with command_console(as_json=as_json) as console:
+    with command_console() as console:
         from choreo_agents.engine.recording.format import read_recording
 
         recording = read_recording(path)
         header = recording.header
-        if as_json:
-            for line in (header, *recording.lines):
-                typer.echo(line.model_dump_json())
-        else:
-            content = "text, including that of confidential agents" if header.confidential else "words"
-            key = "tenant's salt" if header.keyed == "salt" else "file beside it"
-            console.print(f"[b]{escape(header.model)}[/b] ({header.fingerprint}), method {header.method}")
-            console.print(f"{content}; {len(recording.steps())} steps; digests keyed by the {key}")
-            for run in recording.runs:
-                console.print(_run_table(recording, run))
-    _warn_if_cut(console, recording)
+        content = "text, including that of confidential agents" if header.confidential else "words"
+        console.print(f"[b]{escape(header.model)}[/b] ({header.fingerprint}), method {header.method}")
+        console.print(f"{content}; {len(recording.steps())} steps")
+        for run in recording.runs:
+            console.print(_run_table(recording, run))
+        _warn_if_cut(console, recording)
 
 
 def _warn_if_cut(console: Console, recording: Recording) -> None:
@@ -73,19 +64,16 @@ def _run_table(recording: Recording, run: RunStarted) -> Table:
     how = "cut" if ended is None else ended.outcome
     thread = "" if run.thread is None else f", thread {run.thread}"
     seed = "" if run.seed is None else f", seed {run.seed}"
-    counts = ("superstep", "read", "tokens")
-    table = titled(f"run {run.run + 1}: {how}{thread}{seed}", ("who", *counts, "words"), counts)
-    input_text = _MASKED if run.input is None else escape(describe_packed(run.input))
-    table.add_row("[dim]input[/]", "", "", "", input_text)
+    rows = [("[dim]input[/]", "", "", "", _MASKED if run.input is None else escape(describe_packed(run.input)))]
     for line in recording.lines:
         if isinstance(line, RecordedCall) and line.run == run.run:
             words = _MASKED if line.text is None else escape(line.text)
-            branch = f" [dim]({line.branch + 1})[/]" if line.branch else ""
-            row = str(line.superstep), str(line.view_tokens), str(line.sampled), words
-            table.add_row(f"[b]{escape(line.author)}[/b]{branch}", *row)
+            who = f"[b]{escape(line.author)}[/b]" + (f" [dim]({line.branch + 1})[/]" if line.branch else "")
+            rows.append((who, str(line.superstep), str(line.view_tokens), str(line.sampled), words))
         elif isinstance(line, RecordedNode) and line.run == run.run:
-            table.add_row(escape(line.node), "", "", "", "" if line.outcome == "result" else line.outcome)
-    return table
+            rows.append((escape(line.node), "", "", "", "" if line.outcome == "result" else line.outcome))
+    counts = ("superstep", "read", "tokens")
+    return titled(f"run {run.run + 1}: {how}{thread}{seed}", ("who", *counts, "words"), rows, counts)
 
 
 def run(
@@ -110,8 +98,7 @@ def run(
 
         page = run_page(path, beside)
         page.write(html)
-    size = html.stat().st_size / 1000
-    console.print(f"{escape(str(html))}: {page.runs} runs, {page.calls} calls, {size:,.0f} kB")
+    console.print(f"{escape(str(html))}: {html.stat().st_size / 1000:,.0f} kB")
     _warn_if_cut(console, page.recording)
 
 
@@ -134,7 +121,8 @@ def replay(
       choreo replay my_package.my_graph:graph run.jsonl
       choreo replay my_package.my_graph:graph run.jsonl --json
     """
-    raise typer.Exit(0 if _run_again(target, path, (), model, salt, None, loading, as_json=as_json).same else 1)
+    report = fork(target, path, model=model, salt=salt, as_json=as_json, loading=loading)
+    raise typer.Exit(0 if report.same else 1)
 
 
 @takes_loading
@@ -158,7 +146,7 @@ def fork(
     ] = None,
     as_json: JsonOption = False,
     loading: Loading = USUAL,
-) -> None:
+) -> Any:
     """Run a recorded graph again with a change: calls that it can reach are decoded, all others keep their answers.
 
     Functions and tools run. The exit code is 2 if the recording cannot be run again here.
@@ -169,21 +157,6 @@ def fork(
       choreo fork my_package.my_graph:graph run.jsonl --set "alice:2.words=No." --record fork.jsonl
       choreo fork my_package.my_graph:graph run.jsonl --set run.seed=7 --json
     """
-    _run_again(target, path, changes or (), model, salt, record, loading, as_json=as_json)
-
-
-def _run_again(
-    target: str,
-    path: Path,
-    changes: Sequence[str],
-    model: str | None,
-    salt: str,
-    record: Path | None,
-    loading: Loading,
-    *,
-    as_json: bool,
-) -> ReplayReport:
-    """Replay a recording on a graph, with changes; a graph that is compiled already keeps its engine."""
     with command_console(as_json=as_json, error_code=2) as console, ExitStack() as stack:
         from choreo_agents.cli.graphs import current_folder, named_graph
         from choreo_agents.engine import Engine
@@ -213,27 +186,23 @@ def _run_again(
 
 
 def _show(console: Console, report: ReplayReport, *, as_json: bool) -> None:
+    from choreo_agents.graph.replaying import COLUMNS
+
     if as_json:
         shown = {"same": report.same, **asdict(replace(report, values={}))}
         del shown["values"]
         typer.echo(json.dumps(shown, indent=2))
         return
-    calls = [call for call in report.calls if not call.same]
-    if calls:
-        columns = ("run", "agent", "superstep", "what differs", "recorded", "now")
-        table = titled("calls that differ from the recording", columns)
-        for call in calls:
-            then = "[dim]masked[/]" if call.recorded is None and call.outcome != "new" else escape(call.recorded or "")
-            now = "[dim]confidential[/]" if call.words is None else escape(call.words)
-            reason = ", ".join(call.differs) or call.outcome
-            table.add_row(str(call.run + 1), escape(call.place[0]), str(call.place[1]), escape(reason), then, now)
-        console.print(table)
+    other = [call for call in report.calls if not call.same]
+    if other:
+        rows = [[escape(str(cell)) for cell in call.row] for call in other]
+        console.print(titled("calls that differ from the recording", COLUMNS, rows))
     for author, superstep, *_ in report.missing:
         console.print(f"[yellow]does not occur any more:[/] {escape(author)}, superstep {superstep}")
     for line in report.differences:
         console.print(f"[red bold]differs:[/] {escape(line)}")
     console.print(
-        f"{len(report.calls) - len(calls)} of {len(report.calls)} calls match the recording: {report.taken} tokens "
+        f"{len(report.calls) - len(other)} of {len(report.calls)} calls match the recording: {report.taken} tokens "
         f"forced, {report.sampled} sampled."
     )
     for note in report.notes:

@@ -21,7 +21,6 @@ from choreo_agents.cli.displays import DISPLAYS, PlayDisplay
 from choreo_agents.terminal.case_options import (
     BudgetOption,
     InputsOption,
-    JsonOption,
     MakeOptions,
     MaxTokensOption,
     OutOption,
@@ -30,16 +29,14 @@ from choreo_agents.terminal.case_options import (
     command_of,
 )
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
-from choreo_agents.terminal.options import ModelOption, bar, command_console
-from choreo_agents.workflows.case import Case, Item
-from choreo_agents.workflows.cases import problem
-from choreo_agents.workflows.cases.debate import REPORTS, DebateOptions, RecordDebate, RecordOptions
+from choreo_agents.terminal.options import JsonOption, ModelOption, bar, command_console
+from choreo_agents.workflows import cases
+from choreo_agents.workflows.cases import REPORTS, Case, DebateOptions, Item, RecordDebate, RecordOptions
 
 if TYPE_CHECKING:
     from choreo_agents.engine import Engine
     from choreo_agents.training.journal import Journal
-    from choreo_agents.workflows.many import PlayProgress
-    from choreo_agents.workflows.playing import MethodRun, Setting
+    from choreo_agents.workflows.playing import MethodRun, PlayProgress, Setting
 
 RepeatsOption = Annotated[
     int | None,
@@ -85,15 +82,14 @@ def run_case(
     with command_console(as_json=as_json or shown) as console:
         from choreo_agents.engine import Engine, Memory
         from choreo_agents.training.journal import Journal
-        from choreo_agents.workflows.debating import problem_of
-        from choreo_agents.workflows.playing import Setting, make_setup, read_items, require_variants
+        from choreo_agents.workflows.playing import Setting, make_setup, require_variants
 
         variant, *more = require_variants(case, method)
         if more:
             raise ValueError(f"--method must be one of {', '.join(case.variants)}; choreo eval compares several")
         if inputs is None and out is not None:
             raise ValueError("--out stores the results of many items: pass a file of them with --inputs")
-        items = [] if inputs is None else read_items(case, inputs)
+        items = [] if inputs is None else cases.read_items(case, inputs)
         options = make_options()
         if inputs is not None and isinstance(options, RecordOptions):
             no_compare = no_compare or options.reports != REPORTS
@@ -106,10 +102,14 @@ def run_case(
             temperature = 0.7 if inputs is not None else _TEMPERATURES.get(case.name, 0.7)
         loaded = load(console, model, loading)
         base = make_setup(case, options, loaded, prompts, temperature, top_p, max_tokens)
-        setting = Setting(loaded, base, problem(case.name, seed), seed, Memory(kv_budget_bytes=int(kv_gib * (1 << 30))))
+        setting = Setting(
+            loaded, base, cases.problem(case.name, seed), seed, Memory(kv_budget_bytes=int(kv_gib * (1 << 30)))
+        )
         if not items:
             if isinstance(options, RecordOptions):
-                setting = replace(setting, item=problem_of(seed, agents=options.agents, reports=options.reports))
+                setting = replace(
+                    setting, item=cases.debate_problem(seed, agents=options.agents, reports=options.reports)
+                )
             times = 0 if no_compare else repeats or (5 if loaded.has_embedded_vocabulary else 1)
             show(console, setting, model, variant, times, html, as_json=as_json)
             return
@@ -126,7 +126,7 @@ def _play_all(
     console: Console, engine: Engine, setting: Setting, variant: str, items: list[Item], journal: Journal, shown: bool
 ) -> None:
     """Play items with a progress bar; with `shown`, print each result as a line of JSON, in the order of the items."""
-    from choreo_agents.workflows.many import play_items, require_known, seeds_of
+    from choreo_agents.workflows.playing import play_items, require_known, seeds_of
 
     require_known(journal, variant, items)
     seeds = seeds_of(items, setting.seed)
@@ -208,7 +208,7 @@ def show(
     if as_json:
         result, messages = asdict(run.result), display.messages()
         played = {"item": setting.item.model_dump(), "result": result, "messages": messages, "cost": asdict(cost)}
-        typer.echo(json.dumps(played | extra | display.facts(), indent=2))
+        typer.echo(json.dumps(played | extra, indent=2))
         return
     for more in filter(None, (f"--seed {setting.seed + 1}", display.more, "--model PATH --inputs FILE.jsonl")):
         console.print(f"Try next: choreo run {case.name.replace('_', '-')} {more}")

@@ -10,7 +10,7 @@ from choreo_agents.errors import AdapterError
 from choreo_agents.models.adapter import ModelAdapter
 from choreo_agents.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from choreo_agents.models.lora import LoraAdapter
-from choreo_agents.synthesis.mapper import MAPPER_FILE, CacheMapper, load_mapper, read_merging
+from choreo_agents.synthesis.mapper import MAPPER_FILE, CacheMapper, load_mapper, reads_boundaries
 
 BASE = "base"
 """Name of the base model, for calls of an engine that has a default adapter."""
@@ -174,4 +174,4 @@ def read_loaded(model: ModelAdapter, folder: str | Path) -> Loaded:
         loaded = replace(loaded, mapper=mapper.to(model.device), mapper_key=mapper.fingerprint)
     if loaded.mapper is None or (folder / CONFIG_FILE).is_file() or (folder / WEIGHTS_FILE).is_file():
         loaded = replace(loaded, lora=model.read_adapter(folder))
-    return replace(loaded, boundaries=read_merging(folder).boundaries)
+    return replace(loaded, boundaries=reads_boundaries(folder))

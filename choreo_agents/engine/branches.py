@@ -6,19 +6,18 @@ From their caches, mapped or as they are, or from their text.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, TypeVar
 
 from choreo_agents.engine.adapters import BASE
-from choreo_agents.engine.calling import Plan, Tenant
-from choreo_agents.engine.calls import Content, Decode, Prefill
+from choreo_agents.engine.calling import Plan, Steps, Tenant
+from choreo_agents.engine.calls import Calls, Content, Decode, Prefill
 from choreo_agents.engine.messages.message import Message, Scope
 from choreo_agents.engine.request_builder import as_list
-from choreo_agents.engine.transfer import Leases
-from choreo_agents.errors import HandleError, InvalidRequestError
+from choreo_agents.errors import InvalidRequestError, ReleasedHandleError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, LoadedModel, PromptText
 from choreo_agents.sampling import Sampling
@@ -27,6 +26,9 @@ from choreo_agents.synthesis.placing import Strategy, anchored, require_strategy
 T = TypeVar("T")
 SHORTER = "Say what you found, shorter."
 """Prompt that asks workers for a summary."""
+_Batches = Generator[Calls, list[MessageHandle], tuple[T, list[MessageHandle]]]
+"""Generator that yields batches, is sent their handles, and returns a result, with the handles whose leases the caller
+gets."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ class MergedView:
 class Branches:
     """Operations on messages that stand side by side: `engine.branches`.
 
-    Sync and async forms follow the same plan. The caller's scope takes all leases; if it ends meanwhile, they end with
-    it.
+    Sync and async forms follow the same plan. What a plan encodes on its way is released with it; the caller's scope
+    takes the leases of its result.
     """
 
     def __init__(self, tenant: Tenant) -> None:
@@ -53,7 +55,7 @@ class Branches:
 
     async def amap(self, handles: Sequence[MessageHandle], adapter: str | None = None) -> list[MessageHandle]:
         """See `map`."""
-        return await self._tenant.arun(self._map(handles, adapter, self._tenant.scope()))
+        return await self._tenant.arun(self._plan(self._map, handles, adapter))
 
     def map(self, handles: Sequence[MessageHandle], adapter: str | None = None) -> list[MessageHandle]:
         """Return the messages as a synthesizer's cache mapper shows them: copies, made once and found again.
@@ -68,7 +70,7 @@ class Branches:
             AdapterError: It has no mapper.
             HandleError: A handle is unknown, released, or another model's.
         """
-        return self._tenant.run(self._map(handles, adapter, self._tenant.scope()))
+        return self._tenant.run(self._plan(self._map, handles, adapter))
 
     def maps(self, adapter: str | None = None) -> bool:
         """Return whether an adapter has a cache mapper, and the engine's method keeps KV for it to map.
@@ -132,11 +134,11 @@ class Branches:
         Returns:
             Leased handles.
         """
-        return await self._tenant.arun(self._summarize(branches, ask))
+        return await self._tenant.arun(self._plan(self._summaries, branches, ask))
 
     async def amerge(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MessageHandle:
         """See `merge`."""
-        return await self._tenant.arun(self._limited(self._merge, branches, prompt, **options))
+        return await self._tenant.arun(self._plan(self._merge, branches, prompt, **options))
 
     def merge(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MessageHandle:
         """Merge several branches into one message, from their caches (Parallel-Synthesis).
@@ -162,69 +164,84 @@ class Branches:
             AdapterError: There is no such adapter.
             HandleError: A branch is unknown, released, or another model's or tenant's.
         """
-        return self._tenant.run(self._limited(self._merge, branches, prompt, **options))
+        return self._tenant.run(self._plan(self._merge, branches, prompt, **options))
 
     async def aview(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MergedView:
         """See `view`."""
-        return await self._tenant.arun(self._limited(self._build_view, branches, prompt, **options))
+        return await self._tenant.arun(self._plan(self._view, branches, prompt, **options))
 
     def view(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MergedView:
         """Return the view that `merge` would decode over, for `stream` or several decodes. Arguments as for `merge`."""
-        return self._tenant.run(self._limited(self._build_view, branches, prompt, **options))
+        return self._tenant.run(self._plan(self._view, branches, prompt, **options))
 
-    def _limited(
+    def _plan(
         self,
-        plan: Callable[..., Plan[T]],
+        make: Callable[..., _Batches[T]],
         *args: Any,
         priority: int = 0,
         timeout_s: float | None = None,
         **options: Any,
     ) -> Plan[T]:
-        """Follow a plan whose calls have one priority, and one timeout for all of them together."""
-        began, remaining_s = time.perf_counter(), timeout_s
-        with closing(plan(*args, **options)) as batches:
+        """Plan batches of calls, which have one priority, and one timeout for all of them together.
+
+        They run in a scope of their own, which then ends.
+        """
+
+        def steps(tenant: Tenant) -> Steps[T]:
+            core, scope = tenant.core, Scope(tenant.scope())
+            began, remaining_s = time.perf_counter(), timeout_s
             try:
-                calls = next(batches)
-                while True:
-                    if isinstance(timeout_s, int | float) and timeout_s > 0:
-                        remaining_s = max(0.0, timeout_s - (time.perf_counter() - began))
-                    limited: Any = [replace(call, priority=priority, timeout_s=remaining_s) for call in calls]
-                    calls = batches.send((yield limited))
-            except StopIteration as done:
-                result: T = done.value
-        return result
+                with closing(make(scope, *args, **options)) as batches:
+                    try:
+                        calls = next(batches)
+                        while True:
+                            if isinstance(timeout_s, int | float) and timeout_s > 0:
+                                remaining_s = max(0.0, timeout_s - (time.perf_counter() - began))
+                            limited: Any = [replace(call, priority=priority, timeout_s=remaining_s) for call in calls]
+                            handles = yield from tenant.run_batch(limited, scope)
+                            if scope.outer is not None and scope.outer.closed:
+                                raise ReleasedHandleError(
+                                    "the scope of the call has ended: call within a scope that lasts"
+                                )
+                            calls = batches.send(handles)
+                    except StopIteration as done:
+                        result: T = done.value[0]
+                        with core.lock:
+                            self._lease([tenant.find(handle) for handle in done.value[1]], scope.outer)
+            finally:
+                core.close_scope(scope)
+            yield result
+
+        return steps
 
     def _merge(
         self,
+        scope: Scope,
         branches: Sequence[MessageHandle],
         prompt: Content,
         *,
+        adapter: str | None = None,
+        author: str | None = None,
         trunk: Sequence[MessageHandle] | None = None,
         strategy: Strategy = "parallel",
         summary: str = SHORTER,
-        adapter: str | None = None,
-        author: str | None = None,
         header: Content | None = None,
         sampling: Sampling | None = None,
         **options: Any,
-    ) -> Plan[MessageHandle]:
+    ) -> _Batches[MessageHandle]:
         """Decode the merged message. Arguments as for `Branches.merge`."""
         chat = self._tenant.core.model.chat
-        owned = Leases(self._tenant, self._tenant.scope(), [])
-        view = yield from self._build_view(
-            branches, prompt, trunk=trunk, strategy=strategy, summary=summary, adapter=adapter, author=author
+        view, _ = yield from self._view(
+            scope, branches, prompt, trunk=trunk, strategy=strategy, summary=summary, adapter=adapter, author=author
         )
-        owned.add(view.owned)
-        try:
-            start = chat.header(author, thinking=options.get("thinking") is not None) if header is None else header
-            placed = start, view.handles, view.offsets, view.end, sampling or Sampling(), author
-            [merged] = yield [Decode(*placed, turn_suffix=chat.turn_end, adapter=adapter, **options)]
-        finally:
-            owned.release()
-        return merged
+        start = chat.header(author, thinking=options.get("thinking") is not None) if header is None else header
+        placed = start, view.handles, view.offsets, view.end, sampling or Sampling(), author
+        [merged] = yield [Decode(*placed, turn_suffix=chat.turn_end, adapter=adapter, **options)]
+        return merged, [merged]
 
-    def _build_view(
+    def _view(
         self,
+        scope: Scope,
         branches: Sequence[MessageHandle],
         prompt: Content,
         *,
@@ -233,53 +250,43 @@ class Branches:
         summary: str = SHORTER,
         adapter: str | None = None,
         author: str | None = None,
-    ) -> Plan[MergedView]:
+    ) -> _Batches[MergedView]:
         """Encode what the view needs, and return it."""
         require_strategy(strategy)
         branches = as_list(branches, "branches", "a list of handles")
         if not branches:
             raise InvalidRequestError("there is no branch to merge: pass a list of at least one")
-        chat, scope = self._tenant.core.model.chat, self._tenant.scope()
-        owned = Leases(self._tenant, scope, [])
-        try:
-            if trunk is None:
-                shared = self._shared_trunk(branches, scope)
-                owned.add(shared)
-            else:
-                shared = as_list(trunk, "trunk", "a list of handles")
-            depths = self._depths(branches, shared)
-            shown = list(branches)
-            if strategy == "summary":
-                shown = yield from self._summaries(branches, summary, owned)
-                owned.add(shown)
-            if strategy == "text":
-                shared, shown = yield from self._reencode(shown, shared, adapter, owned)
-            elif self.maps(adapter):
-                shown = yield from self._map(shown, adapter, scope)
-            placed = anchored(strategy, [h.length for h in shared], [h.length for h in shown], depths)
-            handles, offsets = [*shared, *shown], list[int | None]([*placed.trunk, *placed.branches])
-            end = placed.end
-            behind: list[Prefill] = []
-            if strategy != "text":
-                behind = self.boundaries(shown, shared, placed.trunk, placed.branches, adapter)
-            if behind:
-                starts = yield behind
-                owned.add(starts)
-                handles += starts
-                offsets += [at + branch.length for at, branch in zip(placed.branches, shown, strict=True)]
-            asker = f"{author}.system" if author else None
-            for content in _question_parts(chat, prompt, goes_on=strategy == "text" and chat.merges is not None):
-                [question] = yield [Prefill(content, handles, offsets, end, asker, "user", adapter=adapter)]
-                owned.add([question])
-                handles, offsets, end = [*handles, question], [*offsets, end], end + question.length
-            return MergedView(handles, offsets, end, owned.handles)
-        except BaseException:
-            owned.release()
-            raise
+        chat = self._tenant.core.model.chat
+        shared = self._shared_trunk(branches, scope) if trunk is None else as_list(trunk, "trunk", "a list of handles")
+        depths, shown, owned = self._depths(branches, shared), list(branches), [*(shared if trunk is None else ())]
+        if strategy == "summary":
+            shown, made = yield from self._summaries(scope, branches, summary)
+            owned += made
+        if strategy == "text":
+            last, (shared, shown) = shared[-1:], (yield from self._reencode(shown, shared, adapter))
+            owned += [*shown, *(shared[-1:] if shared[-1:] != last else ())]
+        elif self.maps(adapter):
+            shown, _ = yield from self._map(scope, shown, adapter)  # copies live as long as their sources
+        placed = anchored(strategy, [h.length for h in shared], [h.length for h in shown], depths)
+        handles, offsets = [*shared, *shown], list[int | None]([*placed.trunk, *placed.branches])
+        end = placed.end
+        behind: list[Prefill] = []
+        if strategy != "text":
+            behind = self.boundaries(shown, shared, placed.trunk, placed.branches, adapter)
+        if behind:
+            owned += (starts := (yield behind))
+            handles += starts
+            offsets += [at + branch.length for at, branch in zip(placed.branches, shown, strict=True)]
+        asker = f"{author}.system" if author else None
+        for content in _question_parts(chat, prompt, goes_on=strategy == "text" and chat.merges is not None):
+            [question] = yield [Prefill(content, handles, offsets, end, asker, "user", adapter=adapter)]
+            owned.append(question)
+            handles, offsets, end = [*handles, question], [*offsets, end], end + question.length
+        return MergedView(handles, offsets, end, owned), owned
 
     def _map(
-        self, handles: Sequence[MessageHandle], adapter: str | None, scope: Scope | None
-    ) -> Plan[list[MessageHandle]]:
+        self, scope: Scope, handles: Sequence[MessageHandle], adapter: str | None
+    ) -> _Batches[list[MessageHandle]]:
         """Map messages with an adapter's cache mapper; the copies live as long as their sources."""
         sources = as_list(handles, "handles", "a list of handles")
         messages = [self._tenant.find(source) for source in sources]
@@ -289,19 +296,11 @@ class Branches:
         ]
         copies = (yield calls) if calls else []
         self._attach(sources, copies, scope)
-        return copies
-
-    def _summarize(self, branches: Sequence[MessageHandle], ask: str) -> Plan[list[MessageHandle]]:
-        """Summarize each branch by its own author."""
-        owned = Leases(self._tenant, self._tenant.scope(), [])
-        try:
-            return (yield from self._summaries(as_list(branches, "branches", "a list of handles"), ask, owned))
-        finally:
-            owned.release()
+        return copies, []
 
     def _reencode(
-        self, branches: Sequence[MessageHandle], trunk: Sequence[MessageHandle], adapter: str | None, owned: Leases
-    ) -> Plan[tuple[list[MessageHandle], list[MessageHandle]]]:
+        self, branches: Sequence[MessageHandle], trunk: Sequence[MessageHandle], adapter: str | None
+    ) -> _Batches[list[MessageHandle]]:
         """Encode the branches' text again, each after the trunk and the branches before it.
 
         In chat formats where users and model alternate, all of it is one user's turn.
@@ -315,10 +314,9 @@ class Branches:
         if merges is not None and last is not None and (turn := _open_turn(model, last.tokens)) is not None:
             opening = PromptText.special(merges)
             if len(turn) < len(last.tokens):
-                _, encoder = self._original_and_adapter(shown[-1])
+                encoder = self._adapter_of(shown[-1])
                 call = Prefill(turn, shown[:-1], author=last.author, role=last.role, source=shown[-1], adapter=encoder)
                 [shown[-1]] = yield [call]
-                owned.add(shown[-1:])
         for branch in branches:
             message = self._tenant.find(branch)
             text: Content = message.tokens
@@ -327,45 +325,44 @@ class Branches:
                 text, role = opening + model.as_user_part(message.tokens), "user"
                 opening = PromptText.special(merges)
             view = [*shown, *copies]
-            [copy] = yield [Prefill(text, view, author=message.author, role=role, source=branch, adapter=adapter)]
-            owned.add([copy])
-            copies.append(copy)
+            copies += yield [Prefill(text, view, author=message.author, role=role, source=branch, adapter=adapter)]
         return shown, copies
 
-    def _summaries(self, branches: Sequence[MessageHandle], ask: str, owned: Leases) -> Plan[list[MessageHandle]]:
+    def _summaries(self, scope: Scope, branches: Sequence[MessageHandle], ask: str) -> _Batches[list[MessageHandle]]:
         """Summarize each branch by its own author, after all that it has seen and said."""
-        chat = self._tenant.core.model.chat
-        workers = [self._original_and_adapter(branch) for branch in branches]
-        views: list[tuple[list[MessageHandle], list[int | None], int]] = []
-        for branch in branches:
-            handles, starts = zip(*self._view_of(branch, owned.scope), strict=True)
-            owned.add(handles[:-1])
-            end = max(offset + handle.length for handle, offset in zip(handles, starts, strict=True))
-            views.append(([*handles], [*starts], end))
-        turn, pairs = chat.turn("user", ask), zip(views, workers, strict=True)
-        questions = yield [Prefill(turn, *view, role="user", adapter=encoder) for view, (_, encoder) in pairs]
-        owned.add(questions)
-        return (
-            yield [
-                Decode(
-                    msg.tokens[: msg.header] if msg.chosen is not None else chat.header(msg.author, thinking=False),
-                    [*view, question],
-                    [*offsets, end],
-                    end + question.length,
-                    # Greedy, so that a node that runs again gets the same summaries.
-                    Sampling(temperature=0.0, max_tokens=branch.length),
-                    author=msg.author,
-                    turn_suffix=chat.turn_end,
-                    adapter=encoder,
-                )
-                for branch, question, (view, offsets, end), (msg, encoder) in zip(
-                    branches, questions, views, workers, strict=True
-                )
-            ]
-        )
+        chat, branches = self._tenant.core.model.chat, as_list(branches, "branches", "a list of handles")
+        turn, views = chat.turn("user", ask), [self._view_of(branch, scope) for branch in branches]
+        encoders = [self._adapter_of(branch) for branch in branches]
+        questions = yield [
+            Prefill(turn, *view, role="user", adapter=encoder) for view, encoder in zip(views, encoders, strict=True)
+        ]
+        calls: list[Decode] = []
+        for branch, question, (handles, offsets, end), encoder in zip(
+            branches, questions, views, encoders, strict=True
+        ):
+            message = _original(self._tenant.find(branch))
+            header: Content = chat.header(message.author, thinking=False)
+            if message.chosen is not None:
+                header = message.tokens[: message.header]
+            view = [*handles, question], [*offsets, end], end + question.length
+            # Greedy, so that a node that runs again gets the same summaries.
+            sampling = Sampling(temperature=0.0, max_tokens=branch.length)
+            calls.append(Decode(header, *view, sampling, message.author, turn_suffix=chat.turn_end, adapter=encoder))
+        summaries = yield calls
+        return summaries, summaries
 
-    def _shared_trunk(self, branches: Sequence[MessageHandle], scope: Scope | None) -> list[MessageHandle]:
-        """Return the messages that all branches' views start with, each with a new lease to be released."""
+    def _view_of(self, branch: MessageHandle, scope: Scope) -> tuple[list[MessageHandle], list[int | None], int]:
+        """Return a branch's view and itself last, with positions and their end; all but itself with a lease in a
+        scope."""
+        with self._tenant.core.lock:
+            message = _original(self._tenant.find(branch))
+            handles, start = [*self._lease(message.parents, scope), branch], message.native_offset
+            offsets = [*(start + offset for offset in message.relative_offsets), start]
+            end = max(offset + handle.length for handle, offset in zip(handles, offsets, strict=True))
+            return handles, [*offsets], end
+
+    def _shared_trunk(self, branches: Sequence[MessageHandle], scope: Scope) -> list[MessageHandle]:
+        """Return the messages that all branches' views start with, each with a lease in a scope."""
         with self._tenant.core.lock:
             views = [_original(self._tenant.find(branch)).parents for branch in branches]
             alike = takewhile(lambda group: len(set(map(id, group))) == 1, zip(*views, strict=False))
@@ -386,41 +383,25 @@ class Branches:
                 depths.append(max(deepest, default=len(trunk)))
             return depths
 
-    def _view_of(self, branch: MessageHandle, scope: Scope | None) -> list[tuple[MessageHandle, int]]:
-        """Return a branch's view and itself last, with positions; all but itself with a new lease to be released."""
-        with self._tenant.core.lock:
-            message = _original(self._tenant.find(branch))
-            handles = self._lease(message.parents, scope)
-            start = message.native_offset
-            offsets = [start + offset for offset in message.relative_offsets]
-            return [*zip(handles, offsets, strict=True), (branch, start)]
-
-    def _attach(self, sources: Sequence[MessageHandle], copies: Sequence[MessageHandle], scope: Scope | None) -> None:
-        """Let copies live as long as their sources: their maker's leases become the sources'.
-
-        If the maker's scope has ended meanwhile, its leases have, too; those of others are left alone.
+    def _attach(self, sources: Sequence[MessageHandle], copies: Sequence[MessageHandle], scope: Scope) -> None:
+        """Let copies live as long as their sources: the leases of the plan become the sources'.
 
         Raises:
             HandleError: A source was released meanwhile; nothing is kept.
         """
+        table = self._tenant.core.table
         with self._tenant.core.lock:
-            if scope is not None and scope.closed:
+            if scope.outer is not None and scope.outer.closed:
                 return
-            table, copied = self._tenant.core.table, [self._tenant.find(copy) for copy in copies]
-            try:
-                originals = [self._tenant.find(source) for source in sources]
-            except HandleError:
-                for copy in copied:
-                    table.release(copy, scope)
-                raise
-            for source, copy in zip(originals, copied, strict=True):
+            pairs = [*zip(map(self._tenant.find, sources), map(self._tenant.find, copies), strict=True)]
+            for source, copy in pairs:
                 table.keep(source, copy, scope)
 
-    def _original_and_adapter(self, branch: MessageHandle) -> tuple[Message, str]:
-        """Return a branch's original message, and the name of the adapter that encoded it."""
+    def _adapter_of(self, branch: MessageHandle) -> str:
+        """Return the name of the adapter that encoded a branch's original."""
         with self._tenant.core.lock:
-            message = _original(self._tenant.find(branch))
-            return message, self._tenant.core.adapters.name_of(message.lineage.adapter, self._tenant.name) or BASE
+            adapter = _original(self._tenant.find(branch)).lineage.adapter
+            return self._tenant.core.adapters.name_of(adapter, self._tenant.name) or BASE
 
     def _lease(self, messages: Sequence[Message], scope: Scope | None) -> list[MessageHandle]:
         for message in messages if scope is None or not scope.closed else ():

@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from contextlib import ExitStack, aclosing, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
-from weakref import WeakKeyDictionary
 
 from choreo_agents.engine.calls import Calls, Decode, Prefill, StreamedToken
 from choreo_agents.engine.constraints import PhaseTexts, answer_at, answer_of
@@ -32,29 +31,10 @@ from choreo_agents.runtime.request import Request
 from choreo_agents.sampling import Sampling
 
 T = TypeVar("T")
-Plan = Generator[Calls, list[MessageHandle], T]
-"""Plan of calls: yields batches, is sent their handles, and returns a result."""
 StreamedItem = StreamedToken | MessageHandle
 _END = object()
-SLICE_S = 0.005
-"""Longest seconds without a yield to the event loop: CPython's thread switch interval."""
 LONG = 1 << 14
 """Characters from which a text is tokenized on another thread: about 15 ms."""
-
-
-_LAST_YIELD_S: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()
-"""Time of the last yield, by event loop."""
-
-
-async def _yield_turn() -> None:
-    """Yield to the event loop if it is due, or if the task was cancelled, which is raised here.
-
-    Awaiting finished futures never yields, and would starve other tasks, timeouts and cancellation.
-    """
-    loop, task, now = asyncio.get_running_loop(), asyncio.current_task(), time.perf_counter()
-    if now - _LAST_YIELD_S.get(loop, 0.0) > SLICE_S or (task is not None and task.cancelling()):
-        await asyncio.sleep(0)
-        _LAST_YIELD_S[loop] = time.perf_counter()
 
 
 @dataclass(frozen=True)
@@ -72,8 +52,8 @@ class Await:
     async def wait_async(self) -> None:
         """Wait likewise on an event loop. Cancelling the task cancels the futures."""
         if all(future.done() for future in self.futures):
-            # No loop turn per call: an agent whose view is ready starts before the next one is read.
-            await _yield_turn()
+            # Awaiting finished futures never yields, and would starve other tasks, timeouts and cancellation.
+            await asyncio.sleep(0)
             return
         with suppress(Exception):
             for future in self.futures:
@@ -82,6 +62,8 @@ class Await:
 
 Steps = Generator[Await | T]
 """Generator that yields what to wait for and, in between, items for the caller."""
+Plan = Callable[["Tenant"], Steps[T]]
+"""Function that makes calls of a tenant, as steps whose last item is the result."""
 
 
 def _results(futures: Sequence[Future[Any]]) -> Generator[Await, None, list[Any]]:
@@ -117,12 +99,12 @@ class Tenant:
 
     def run(self, plan: Plan[T]) -> T:
         """Run a plan's calls, and return its result."""
-        with closing(_drive(self._run_plan(plan, self.scope()))) as results:
+        with closing(_drive(plan(self))) as results:
             return next(results)
 
     async def arun(self, plan: Plan[T]) -> T:
         """Run a plan like `run`. Cancelling the awaiting task stops the requests and frees their memory."""
-        async with aclosing(_adrive(self._run_plan(plan, self.scope()))) as results:
+        async with aclosing(_adrive(plan(self))) as results:
             return await anext(results)
 
     def stream(self, call: Decode, *, tokens: bool) -> Generator[StreamedItem]:
@@ -136,18 +118,8 @@ class Tenant:
         """Stream like `stream`, on an event loop."""
         return _adrive(self._stream(call, self.scope(), tokens=tokens))
 
-    def _run_plan(self, plan: Plan[T], scope: Scope | None) -> Steps[T]:
-        with closing(plan):
-            try:
-                calls = next(plan)
-                while True:
-                    calls = plan.send((yield from self._run_batch(calls, scope)))
-            except StopIteration as done:
-                result: T = done.value
-        yield result
-
-    def _run_batch(self, calls: Calls, scope: Scope | None) -> Generator[Await, None, list[MessageHandle]]:
-        """Run a batch and return its handles."""
+    def run_batch(self, calls: Calls, scope: Scope | None) -> Generator[Await, None, list[MessageHandle]]:
+        """Run a batch in a scope, which takes the leases, and return its handles."""
         began = time.perf_counter()
         read, answers = yield from self._begin(calls, scope, began)
         with self.cancel_on_error(answers, scope):
@@ -340,19 +312,14 @@ class Tenant:
 
         The caller may release them, or the branch of a late parent, while the calls run.
         """
-        core = self.core
-        with core.lock:
-            views = [parent for thought in thoughts for parent in self.find(thought).parents]
-            for message in views:
-                core.table.lease(message, None)
+        scope = Scope(None)
+        with self.core.lock:
+            for message in [parent for thought in thoughts for parent in self.find(thought).parents]:
+                self.core.table.lease(message, scope)
         try:
             yield
         finally:
-            with core.lock:
-                # Closing the tenancy, or releasing more leases than one's own, may have dropped them.
-                for message in views:
-                    if message.leases:
-                        core.table.release(message, None)
+            self.core.close_scope(scope)
 
     def _join_thought(self, call: Decode, thought: MessageHandle, answer: MessageHandle, scope: Scope | None) -> None:
         """Give an answer the usage and log-probabilities of its decode, and the lease of its thoughts, taken in a
@@ -498,15 +465,21 @@ async def _adrive(steps: Steps[T]) -> AsyncGenerator[T]:
 
 def plan_call(kind: type, content: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Plan[Any]:
     """Return a plan of the one call that the arguments describe, or of a batch."""
-    batch: list[Any] = list(content) if isinstance(content, list | tuple) else []
-    if not any(isinstance(call, Prefill | Decode) for call in batch):
-        return _plan_of_one(require_one(kind(content, *args, **options)))
-    if args or options:
+    calls: list[Any] = list(content) if isinstance(content, list | tuple) else []
+    is_batch = any(isinstance(call, Prefill | Decode) for call in calls)
+    if not is_batch:
+        calls = [require_one(kind(content, *args, **options))]
+    elif args or options:
         raise InvalidRequestError(f"a batch of {kind.__name__} calls takes no other arguments: set them on each call")
-    for call in batch:
+    for call in calls:
         if not isinstance(call, kind):
             raise InvalidRequestError(f"a batch must hold {kind.__name__} calls only, not {call!r}")
-    return _plan_of_batch(batch)
+
+    def steps(tenant: Tenant) -> Steps[Any]:
+        handles = yield from tenant.run_batch(calls, tenant.scope())
+        yield handles if is_batch else handles[0]
+
+    return steps
 
 
 def require_one(call: Any) -> Any:
@@ -517,15 +490,6 @@ def require_one(call: Any) -> Any:
             f"{sampling.n} answers are returned as a list: pass the call in one, decode([Decode(...)])"
         )
     return call
-
-
-def _plan_of_one(call: Any) -> Plan[MessageHandle]:
-    [handle] = yield [call]
-    return handle
-
-
-def _plan_of_batch(calls: list[Any]) -> Plan[list[MessageHandle]]:
-    return (yield calls)
 
 
 def _is_long(call: Prefill | Decode) -> bool:

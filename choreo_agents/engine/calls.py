@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
 
 from torch import Tensor
 
@@ -20,9 +19,6 @@ Content = str | PromptText | Sequence[int]
 Control tokens in a `str` count as such, so it suits text that you write in full yourself. Pass other people's text as
 the plain parts of a `PromptText`, as `engine.chat.turn` does, or with `escape_special_tokens=True`.
 """
-Handles = Sequence[MessageHandle]
-Places = Sequence[int | None] | int | None
-"""Offsets, or a position, as the fields of `Prefill`."""
 
 
 @refuses_unknown()
@@ -111,41 +107,6 @@ class PlayedCall:
     at_once: bool = False
     """Whether these tokens, or those that its sampling forces, are encoded like a prompt: no step samples, and there
     are no log-probabilities."""
-
-
-class CallOptions(TypedDict, total=False):
-    """Fields that `Prefill` and `Decode` share, by name."""
-
-    offsets: Sequence[int | None] | None
-    position: int | None
-    author: str | None
-    confidential: bool
-    adapter: str | None
-    priority: int
-    timeout_s: float | None
-    escape_special_tokens: bool
-
-
-class PrefillOptions(CallOptions, total=False):
-    """Fields of `Prefill`, by name."""
-
-    role: str | None
-    source: MessageHandle | None
-    lazy: bool
-
-
-class DecodeOptions(CallOptions, total=False):
-    """Fields of `Decode`, by name."""
-
-    sampling: Sampling
-    turn_suffix: Content | None
-    extra_stop_token_ids: Sequence[int]
-    in_parts: bool
-    idempotency_key: str | None
-    regenerate: bool
-    thinking: Thinking | None
-    constraint: Constraint | None
-    played: PlayedCall | None
 
 
 @refuses_unknown()

@@ -29,7 +29,7 @@ from choreo_agents.sampling import (
     ThinkingConstraint,
     TokenConstraint,
 )
-from choreo_agents.sampling.constraints.answers import Path
+from choreo_agents.sampling.constraints import Path
 
 _INCOMPLETE = "\ufffd"
 _LINE_ENDS = ("\n", "\n\n", "\r\n", "\n\n\n")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 import torch
 
@@ -14,15 +14,7 @@ from choreo_agents.attention.backends import AttentionBackend, BackendName
 from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.branches import Branches
 from choreo_agents.engine.calling import StreamedItem, Tenant, plan_call, require_one
-from choreo_agents.engine.calls import (
-    Content,
-    Decode,
-    DecodeOptions,
-    Handles,
-    Places,
-    Prefill,
-    PrefillOptions,
-)
+from choreo_agents.engine.calls import Content, Decode, Prefill
 from choreo_agents.engine.core import EngineCore, Execution
 from choreo_agents.engine.inspect import Inspection
 from choreo_agents.engine.introspection import (
@@ -48,8 +40,33 @@ from choreo_agents.sampling import SampledToken
 from choreo_agents.tracing import EventSink, discard
 
 E = TypeVar("E", bound="Engine")
+P = ParamSpec("P")
+One_co = TypeVar("One_co", covariant=True)
+Many_co = TypeVar("Many_co", covariant=True)
 _EMPTY_BYTES = 1 << 20
 """Bytes of the KV memory of an engine that computes nothing itself."""
+
+
+class _Taking(Protocol[P, One_co, Many_co]):
+    """Method that takes the fields of one call, or a list of calls."""
+
+    @overload
+    def __call__(self, *args: P.args, **options: P.kwargs) -> One_co: ...
+
+    @overload
+    def __call__(self, calls: Sequence[Prefill] | Sequence[Decode], /) -> Many_co: ...
+
+
+def _takes(kind: Callable[P, object]) -> Callable[[Any], _Taking[P, MessageHandle, list[MessageHandle]]]:
+    """Give a method the parameters of a kind of call, for type checkers."""
+    return lambda method: method
+
+
+def _atakes(
+    kind: Callable[P, object],
+) -> Callable[[Any], _Taking[P, Coroutine[Any, Any, MessageHandle], Coroutine[Any, Any, list[MessageHandle]]]]:
+    """Do what `_takes` does for a coroutine method."""
+    return lambda method: method
 
 
 class Engine:
@@ -130,14 +147,7 @@ class Engine:
         own = None if adapter is None else read_loaded(loaded.adapter, adapter)
         return cls(EngineAdmin(EngineCore(loaded, settings, own)), salt, is_owners=True)
 
-    @overload
-    def prefill(
-        self, content: Content, parents: Handles = (), *places: Places, **options: Unpack[PrefillOptions]
-    ) -> MessageHandle: ...
-
-    @overload
-    def prefill(self, content: Sequence[Prefill]) -> list[MessageHandle]: ...
-
+    @_takes(Prefill)
     def prefill(self, content: Any, *args: Any, **options: Any) -> Any:
         """Encode given tokens as a message (Prompt Choreography, section 2.3).
 
@@ -155,26 +165,12 @@ class Engine:
         """
         return self._tenant.run(plan_call(Prefill, content, args, options))
 
-    @overload
-    async def aprefill(
-        self, content: Content, parents: Handles = (), *places: Places, **options: Unpack[PrefillOptions]
-    ) -> MessageHandle: ...
-
-    @overload
-    async def aprefill(self, content: Sequence[Prefill]) -> list[MessageHandle]: ...
-
+    @_atakes(Prefill)
     async def aprefill(self, content: Any, *args: Any, **options: Any) -> Any:
         """See `prefill`. Cancelling the awaiting task stops the request and frees its memory."""
         return await self._tenant.arun(plan_call(Prefill, content, args, options))
 
-    @overload
-    def decode(
-        self, header: Content, parents: Handles = (), *places: Places, **options: Unpack[DecodeOptions]
-    ) -> MessageHandle: ...
-
-    @overload
-    def decode(self, header: Sequence[Decode]) -> list[MessageHandle]: ...
-
+    @_takes(Decode)
     def decode(self, header: Any, *args: Any, **options: Any) -> Any:
         """Generate a message that starts with `header` (Prompt Choreography, section 2.3).
 
@@ -186,14 +182,7 @@ class Engine:
         """
         return self._tenant.run(plan_call(Decode, header, args, options))
 
-    @overload
-    async def adecode(
-        self, header: Content, parents: Handles = (), *places: Places, **options: Unpack[DecodeOptions]
-    ) -> MessageHandle: ...
-
-    @overload
-    async def adecode(self, header: Sequence[Decode]) -> list[MessageHandle]: ...
-
+    @_atakes(Decode)
     async def adecode(self, header: Any, *args: Any, **options: Any) -> Any:
         """See `decode`. Cancelling the awaiting task stops the request and frees its memory."""
         return await self._tenant.arun(plan_call(Decode, header, args, options))

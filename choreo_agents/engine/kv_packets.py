@@ -99,7 +99,6 @@ class _Import:
     def __init__(self, tenant: Tenant) -> None:
         self._tenant, self._core = tenant, tenant.core
         self._wanted: list[tuple[CacheEntry, Message]] = []
-        self._arrived: set[CacheEntry] = set()
 
     def take(self, packet: KVPacket) -> str | None:
         """Import a packet; return why it is refused, or None if its message has KV."""
@@ -124,12 +123,13 @@ class _Import:
         return self._put(message, entry, kv, key.native_offset)
 
     def close(self) -> list[str]:
-        """Stop wanting messages; return the ids of those whose KV has come and was evicted already. Under the lock."""
+        """Stop wanting messages; return the ids of those that have no KV, or lost it already. Under the lock."""
+        for entry, message in self._wanted:
+            if message.entry is entry:
+                self._core.table.unwant(message)
+        # A message that was released meanwhile has no entry any more.
         current = [(entry, message) for entry, message in self._wanted if message.entry is entry]
-        for _, message in current:
-            self._core.table.unwant(message)
-        arrived = [(entry, message) for entry, message in current if entry in self._arrived and message.entry is entry]
-        return [message.handle.id for entry, message in arrived if self._core.cache.lost(entry)]
+        return [message.handle.id for entry, message in current if self._core.cache.lost(entry)]
 
     def _open(self, packet: KVPacket, key: KVKey) -> HostKV:
         geometry, size = self._core.model.adapter.geometry, len(packet.data)
@@ -156,7 +156,7 @@ class _Import:
             if segment is None and not core.cache.put_below(entry, kv, at):
                 return _NO_ROOM
             if segment is None:
-                self._note_arrival(message, entry, kv)
+                self._note_arrival(message, kv)
                 return None
             pool.borrow(segment)
         with filled(core, pool, segment, kv):
@@ -165,10 +165,9 @@ class _Import:
                 self._tenant.require_open()
                 return None if message.entry is entry else _STARTED_AGAIN
             core.cache.refill(entry, segment)
-            self._note_arrival(message, entry, kv)
+            self._note_arrival(message, kv)
         return None
 
-    def _note_arrival(self, message: Message, entry: CacheEntry, kv: HostKV) -> None:
-        self._arrived.add(entry)
+    def _note_arrival(self, message: Message, kv: HostKV) -> None:
         message.promise = None
-        self._core.tier_counters.add(entry.tenant, "received_bytes", kv.nbytes)
+        self._core.tier_counters.add(message.tenant, "received_bytes", kv.nbytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any
 
 from choreo_agents.engine.calling import Tenant
 from choreo_agents.engine.kv_packets import KVPacket, export_kv, import_kv
@@ -23,8 +23,6 @@ from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.store import KVKey
 from choreo_agents.runtime.request import FinishReason
 from choreo_agents.sampling import SampledToken
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -59,18 +57,13 @@ class LoggedMessage:
 
     def merged(self, later: LoggedMessage) -> LoggedMessage:
         """Return it merged with a later record of the message in the same thread, by any process."""
-        return replace(
-            self,
-            header=self.header or later.header,
-            sampled=later.sampled if self.sampled is None else self.sampled,
-            finish=later.finish or self.finish,
-            authors=_union(self.authors, later.authors),
-            marked=self.marked or later.marked,
-            is_thought=self.is_thought or later.is_thought,
-            sources=_union(self.sources, later.sources),
-            foreign=_union(self.foreign, later.foreign),
-            thoughts=_union(self.thoughts, later.thoughts),
-        )
+        changes: dict[str, Any] = {
+            name: tuple(dict.fromkeys([*getattr(self, name), *getattr(later, name)]))
+            for name in ("authors", "sources", "foreign", "thoughts")
+        }
+        changes |= {name: getattr(self, name) or getattr(later, name) for name in ("header", "marked", "is_thought")}
+        sampled = later.sampled if self.sampled is None else self.sampled
+        return replace(self, **changes, sampled=sampled, finish=later.finish or self.finish)
 
 
 @dataclass
@@ -402,7 +395,3 @@ def _split_encoder(model: str) -> tuple[str, str]:
     """Split the fingerprint of a model with adapter and mapper; return those of adapter and mapper."""
     encoder, _, mapper = model.partition("~")
     return encoder.partition("+")[2], mapper
-
-
-def _union(earlier: tuple[T, ...], later: tuple[T, ...]) -> tuple[T, ...]:
-    return tuple(dict.fromkeys([*earlier, *later]))

@@ -105,10 +105,6 @@ class Leases:
     """Scope in which they were taken: if it has ended, they have ended with it."""
     handles: list[MessageHandle]
 
-    def add(self, handles: Sequence[MessageHandle]) -> None:
-        """Take over leases that came with handles, from calls of the same scope."""
-        self.handles.extend(handles)
-
     def release(self) -> None:
         """Drop them; idempotent."""
         handles, self.handles = self.handles, []

@@ -1,27 +1,45 @@
-"""`Agent`: a LangGraph node that reads its view of the conversation and adds one message."""
+"""Nodes of LangGraph that read their view of the conversation and add to it.
+
+Agent         adds one message
+Worker        has many instances, one `Send` branch each, every one with its own instruction
+Synthesizer   merges parallel branches, from their KV or from their text
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
+from langgraph.types import Send
 
 from choreo_agents.arguments import refuses_unknown, require_known
 from choreo_agents.chat import Described, Thinks, Tool, ToolChoice, described_tools
 from choreo_agents.engine import Engine
+from choreo_agents.engine.branches import SHORTER
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.outputs import OWN_CHANNELS, output_of
-from choreo_agents.graph.prompts import AnyPrompt, Prompt, require_prompt, required_arguments, split_prompt
+from choreo_agents.graph.prompts import AnyPrompt, Prompt, prompt_text, require_prompt, required_arguments, split_prompt
 from choreo_agents.graph.run_context import RunContext
+from choreo_agents.graph.sending import INSTRUCTION, SPEAKER, Selected, send, sent_text
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.turn.turn import AgentTurn, with_update
 from choreo_agents.graph.view.reader_rules import MergeSpec, ReaderRules, stock_rules
 from choreo_agents.graph.view.view import HistoryLimit, required_history
-from choreo_agents.graph.visibility import Positions, Reads, VisibilityRule, rules_of
+from choreo_agents.graph.visibility import (
+    REENCODED,
+    SHARED,
+    Mode,
+    Positions,
+    Reads,
+    VisibilityMode,
+    VisibilityRule,
+    rules_of,
+)
 from choreo_agents.sampling import Sampling
+from choreo_agents.synthesis.placing import Strategy, require_strategy
 
 Choices = Sequence[str] | Callable[[Any], Sequence[str]]
 """Answers that an agent may choose from: fixed, or a function of the graph's state."""
@@ -203,6 +221,155 @@ class Agent(Runnable[Any, dict[str, Any]]):
         config = ensure_config(config)
         update = await AgentTurn(self, serving_engine(self, config), input, config).speak()
         return await with_update(self, update, input, config)
+
+
+class Worker(Agent):
+    """An agent that runs as many instances over one shared view; only their instructions differ.
+
+    Its public root, system prompt and view come first, encoded once for all instances; the instruction comes last, as a
+    user's turn. A route starts instances by `worker.send(state, "Write part 1.")`; without a route there is one
+    instance with `prompt`. Instances run as one batch, and their readers see them in the order of the sends.
+
+    Args:
+        name: As for `Agent`.
+        n: Messages that each instance samples over one view: candidates of one superstep.
+        prompt: Prompt of an instance that is sent without an instruction; or a prompt of a schema (see `Agent`), which
+            all instances have.
+        speaker: The name in the headers of instances that are not given one; by default `name`.
+        **options: As for `Agent`.
+    """
+
+    @refuses_unknown(Agent)
+    def __init__(
+        self,
+        name: str,
+        *,
+        n: int = 1,
+        prompt: AnyPrompt | None = None,
+        speaker: str | None = None,
+        **options: Any,
+    ) -> None:
+        if not isinstance(n, int) or n < 1:
+            raise InvalidRequestError(f"n of a worker must be at least 1, not {n!r}")
+
+        super().__init__(name, prompt=prompt, **options)
+        self.prompt = instance_prompt(name, self.prompt)
+        self.n = n
+        self.writes_list = True
+        self._speaker = speaker or name
+
+    def speaker(self, state: Any) -> str:
+        return sent_text(state, SPEAKER) or self._speaker
+
+    @refuses_unknown()
+    def send(
+        self,
+        state: Mapping[str, Any],
+        instruction: str | None = None,
+        *,
+        speaker: str | None = None,
+        node: str | None = None,
+        shared: Iterable[Selected] | None = None,
+        reencoded: Iterable[Selected] | None = None,
+    ) -> Send:
+        """Return the `Send` of one instance, for a route to return.
+
+        Args:
+            state: The state, as the route has it.
+            instruction: The instance's prompt; None: the worker's own.
+            speaker: Its name in the header of its message.
+            node: The worker's node, if it has another name than the worker.
+            shared: Messages that it attends to, as for `send`; without them and `reencoded`, all that the graph lets it
+                see.
+            reencoded: Messages that it attends to in a fresh encoding.
+        """
+        if not isinstance(state, Mapping):
+            raise InvalidRequestError(
+                f"an instance of {self.name!r} takes its instruction with the state, which must be a mapping, not "
+                f"{type(state).__name__}"
+            )
+        for option, text in (("instruction", instruction), ("speaker", speaker)):
+            if not isinstance(text, str | None):
+                raise InvalidRequestError(
+                    f"the {option} of an instance of {self.name!r} must be a string, not {text!r:.80}"
+                )
+        # Always set both: the state may have those of an earlier instance.
+        channels = {INSTRUCTION: instruction, SPEAKER: speaker}
+        target = node or self.name
+        if shared is None and reencoded is None:
+            return Send(target, {**state, **channels})
+        return send(target, state, shared=shared or (), reencoded=reencoded or (), **channels)
+
+
+def instance_prompt(name: str, usual: Prompt | None) -> Prompt:
+    """Return the prompt function of a worker's instances: the instruction that was sent, or the usual prompt."""
+
+    async def prompt(state: Any, config: RunnableConfig) -> str | None:
+        instruction = sent_text(state, INSTRUCTION)
+        return instruction if instruction is not None else await prompt_text(name, "prompt", usual, state, config)
+
+    return prompt
+
+
+class Synthesizer(Agent):
+    """An agent that reads branches in a given order and writes one message about all of them (Parallel-Synthesis).
+
+    `sequential`, `parallel` and `summary` read the branches' own encodings, so that none is encoded again; `text` does
+    what a graph of strings does. Branches of one source stand in the order of their sends.
+
+    Args:
+        name: As for `Agent`.
+        merges: The nodes whose messages it merges, in the order in which those of one superstep are shown; a mapping
+            gives a source another rule than the strategy's.
+        strategy: How branches are placed and read (see `Strategy`).
+        summary: Under `summary`, the prompt by which each branch's author makes its message shorter.
+        **options: As for `Agent`; `reads` are further sources. The cache mapper of its `adapter`, if it has one, maps
+            the branches: each once, however often it is merged.
+    """
+
+    @refuses_unknown(Agent)
+    def __init__(
+        self,
+        name: str,
+        *,
+        merges: Sequence[str] | Mapping[str, Mode | VisibilityRule],
+        strategy: Strategy = "sequential",
+        summary: str = SHORTER,
+        **options: Any,
+    ) -> None:
+        if isinstance(merges, str) or not merges:
+            raise InvalidRequestError(f"merges must be the names of nodes whose messages are merged, not {merges!r}")
+        sources = merges if isinstance(merges, Mapping) else dict.fromkeys(merges, mode_of_strategy(strategy))
+        positions = _positions(strategy)
+        if options.get("positions") not in (None, positions):
+            raise InvalidRequestError(
+                f"strategy {strategy!r} sets the positions itself: leave positions={options['positions']!r} out"
+            )
+        reads = {**sources, **rules_of(options.pop("reads", {}))}
+        super().__init__(name, reads=reads, **{**options, "positions": positions})
+        self._shorter, self.strategy = summary, strategy
+        self.merging: MergeSpec = self._merging(strategy, sources)
+
+    def _merging(self, strategy: Strategy, sources: Iterable[str]) -> MergeSpec:
+        return MergeSpec(frozenset(sources), strategy != "text", self._shorter if strategy == "summary" else None)
+
+    def merging_by(self, strategy: Strategy) -> Synthesizer:
+        """Return a copy that merges by another strategy; the rules for its sources are left to its graph."""
+        changed = copy.copy(self)
+        changed.strategy, changed.positions = strategy, _positions(strategy)
+        changed.merging = self._merging(strategy, self.merging.sources)
+        return changed
+
+
+def mode_of_strategy(strategy: Strategy) -> VisibilityMode:
+    """Return the visibility mode of the branches under a strategy; raise `InvalidRequestError` if there is no such
+    strategy."""
+    require_strategy(strategy)
+    return REENCODED if strategy == "text" else SHARED
+
+
+def _positions(strategy: Strategy) -> Positions:
+    return "parallel" if strategy == "parallel" else "sequential"
 
 
 def serving_engine(agent: Agent, config: RunnableConfig) -> Engine:

@@ -5,23 +5,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from weakref import WeakKeyDictionary
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import RunnableConfig
 
 from choreo_agents.engine import Engine, EphemeralRun
-from choreo_agents.engine.messages.seals import Seals
 from choreo_agents.errors import HandleError, LineageWarning
 from choreo_agents.graph.keeping import thread_in
 from choreo_agents.graph.langgraph_internals import is_nested, run_step_of
 from choreo_agents.graph.nesting import author_of
-from choreo_agents.graph.provenance import signing
-from choreo_agents.graph.signer import digest_of, handle_of, note_of, persona_of
+from choreo_agents.graph.signer import digest_of, handle_of, note_of, persona_of, signing
 from choreo_agents.kv.handle import MessageHandle
 
-_warned: WeakKeyDictionary[Seals, set[tuple[str, str]]] = WeakKeyDictionary()
-"""Pairs (reader, author) that were warned of, per tenant of an engine."""
 _ENCODED = "encoded"
 """Key in a note: digest of the text that its handle encodes; empty: the handle encodes more than the text."""
 
@@ -76,19 +71,10 @@ class AnswerSigner:
         return parents
 
 
-def warn_unencoded(engine: Engine, reader: str, reasons: Mapping[str, str]) -> None:
-    """Warn once per author whose messages a node must encode again from text, and why.
-
-    Args:
-        engine: Engine of the reader.
-        reader: The node.
-        reasons: Why, by author.
-    """
-    warned = _warned.setdefault(engine.lineage.seals, set())
-    new = {author: why for author, why in reasons.items() if (reader, author) not in warned}
-    warned.update((reader, author) for author in new)
-    if new:
-        named = "; ".join(f"{author!r} ({why})" for author, why in new.items())
+def warn_unencoded(reader: str, reasons: Mapping[str, str]) -> None:
+    """Warn of the authors whose messages a node must encode again from text, with the reason for each."""
+    if reasons:
+        named = "; ".join(f"{author!r} ({why})" for author, why in reasons.items())
         warnings.warn(f"{reader!r} reads the text instead of the KV of {named}", LineageWarning, stacklevel=2)
 
 

@@ -13,7 +13,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from choreo_agents.arguments import refuses_unknown
 from choreo_agents.errors import InvalidRequestError, VisibilityError
-from choreo_agents.graph.agent import Agent
+from choreo_agents.graph.agent import Agent, Synthesizer, mode_of_strategy
 from choreo_agents.graph.audit.chart import Chart, Policy
 from choreo_agents.graph.audit.report import AuditReport
 from choreo_agents.graph.audit.static import audit_chart, chart_as_run
@@ -34,7 +34,6 @@ from choreo_agents.graph.engines import EngineChoice
 from choreo_agents.graph.langgraph_internals import relabelled
 from choreo_agents.graph.run_context import LineageChoice, Resolver
 from choreo_agents.graph.state import ChoreoState
-from choreo_agents.graph.synthesizer import Synthesizer, mode_of_strategy
 from choreo_agents.graph.visibility import (
     EVERYONE,
     REENCODED,
@@ -48,6 +47,9 @@ from choreo_agents.graph.visibility import (
     rule_of,
 )
 from choreo_agents.synthesis.placing import Strategy, require_strategy
+
+EdgeVisibility = Mode | VisibilityRule | Mapping[str, Mode | VisibilityRule] | None
+"""The visibility of an edge's start to its end, or of several sources by name; None: the default."""
 
 
 class ChoreoGraph(DeclaringGraph):
@@ -148,7 +150,7 @@ class ChoreoGraph(DeclaringGraph):
         start_key: str | list[str],
         end_key: str,
         *,
-        visibility: Mode | VisibilityRule | Mapping[str, Mode | VisibilityRule] | None = None,
+        visibility: EdgeVisibility = None,
         history: History | None = None,
         scope: Scope | Sequence[str] | None = None,
     ) -> Self:
@@ -169,19 +171,13 @@ class ChoreoGraph(DeclaringGraph):
             VisibilityError: There is no such mode, END is given a visibility, or the pair was declared otherwise
                 before.
         """
-        explicit = visibility is not None or history is not None or scope is not None
-        if end_key == END and explicit:
+        if end_key == END and (visibility, history, scope) != (None, None, None):
             raise VisibilityError("END reads nothing: leave visibility, history and scope out")
-        starts = [start_key] if isinstance(start_key, str) else start_key
         if start_key == START and scope is not None and visibility is None:
             visibility = REENCODED
-        rules = _edge_rules(visibility, [start for start in starts if start != end_key], history, scope)
-        super().add_edge(start_key, end_key)
-        self.control_flow |= {(start, end_key) for start in starts if start not in rules}
-        if end_key != END:
-            for source, rule in rules.items():
-                self.table.declare(source, end_key, rule, explicit=explicit, has_mode=visibility is not None)
-        return self
+        starts = [start_key] if isinstance(start_key, str) else start_key
+        self._declare(starts, end_key, visibility, history=history, scope=scope)
+        return super().add_edge(start_key, end_key)
 
     def add_conditional_edges(
         self,
@@ -189,7 +185,7 @@ class ChoreoGraph(DeclaringGraph):
         path: Any,
         path_map: Any = None,
         *,
-        visibility: Mode | VisibilityRule | Mapping[str, Mode | VisibilityRule] | None = None,
+        visibility: EdgeVisibility = None,
     ) -> Self:
         """Add a route, as `StateGraph.add_conditional_edges` does; known targets see the source, as over an edge.
 
@@ -206,12 +202,17 @@ class ChoreoGraph(DeclaringGraph):
             if branch.ends is None and visibility is not None:
                 self.control_flow.add((source, EVERYONE))
             for target in (branch.ends or {}).values():
-                starts = [source] if source != target else []
-                rules = {} if target == END else _edge_rules(visibility, starts)
-                self.control_flow |= {(start, target) for start in starts if start not in rules}
-                for start, rule in rules.items():
-                    self.table.declare(start, target, rule, explicit=visibility is not None)
+                self._declare([source], target, visibility)
         return self
+
+    def _declare(self, starts: Sequence[str], end: str, visibility: EdgeVisibility, **limits: Any) -> None:
+        """Declare what an edge lets its end see of its starts."""
+        spelled = visibility if isinstance(visibility, Mapping) else {s: visibility for s in starts if s != end}
+        rules = {source: rule_of(spelling, **limits) for source, spelling in spelled.items()}
+        self.control_flow |= {(start, end) for start in starts if start not in rules}
+        explicit = visibility is not None or any(limit is not None for limit in limits.values())
+        for source, rule in rules.items() if end != END else ():
+            self.table.declare(source, end, rule, explicit=explicit, has_mode=visibility is not None)
 
     def set_visibility(
         self,
@@ -343,9 +344,11 @@ class ChoreoGraph(DeclaringGraph):
                 model.
             PMLError: A prompt's schema is longer than the model's context, or an argument than its slot.
         """
-        bound, origin = self._copy(), self._copy()
+        bound = self._copy()
+        bound.origin, bound.resolver, bound.lineage = self._copy(), tenant, lineage
+        bound.served = {"engine": engine, "strict": strict}
         stops = [*(options.get("interrupt_before") or ()), *(options.get("interrupt_after") or ())]
-        bind_graph(bound, origin, engine, tenant, lineage, stops, strict=strict)
+        bind_graph(bound, stops)
         compiled = super(ChoreoGraph, bound).compile(checkpointer, **options)
         return relabelled(compiled, CompiledChoreoGraph)
 
@@ -353,19 +356,6 @@ class ChoreoGraph(DeclaringGraph):
 def _instructed(nodes: Mapping[str, Any]) -> dict[str, str]:
     """Return the personas of the agents that have a system prompt, by node."""
     return {name: agent.persona or name for name, agent in agents_among(nodes) if agent.system is not None}
-
-
-def _edge_rules(
-    visibility: Mode | VisibilityRule | Mapping[str, Mode | VisibilityRule] | None,
-    starts: Sequence[str],
-    history: History | None = None,
-    scope: Scope | Sequence[str] | None = None,
-) -> dict[str, VisibilityRule]:
-    """Return the rules that an edge declares, by source."""
-    if isinstance(visibility, Mapping):
-        return {source: rule_of(spelling, history, scope) for source, spelling in visibility.items()}
-    rule = rule_of(visibility, history, scope)
-    return dict.fromkeys(starts, rule)
 
 
 __all__ = ["START", "ChoreoGraph"]

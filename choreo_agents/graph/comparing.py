@@ -7,7 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from statistics import mean, median
@@ -26,7 +26,7 @@ from choreo_agents.graph.compiled_graph import CompiledChoreoGraph, require_comp
 from choreo_agents.graph.copying import GraphCopy
 from choreo_agents.graph.langgraph_internals import called_with, place_in_superstep, stops_of, superstep_of
 from choreo_agents.graph.nesting import author_of
-from choreo_agents.graph.run_context import CallPlace, CallRequest, CallResult, ReplayedNode, RunContext, RunListener
+from choreo_agents.graph.run_context import CallPlace, CallRequest, CallResult, NodeRun, RunContext, RunListener
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.view.call_id import RunOptions
 from choreo_agents.synthesis.placing import Strategy
@@ -225,7 +225,7 @@ async def _run(
             twin(engine)
         graph = GraphCopy().compiled(app, kept=True)
         run, waits, values = _Run(), list[float](), dict[str, Any]()
-        listening = RunListener(on_call=(run.record,), play=partial(results.play, run))
+        listening = RunListener(on_call=(run.record,), around_node=partial(results.play, run))
         config = replace(RunContext.of(called_with(graph, called)), twin=twin, listener=listening).into(called)
         started = time.perf_counter()
         parts = graph.astream(state, config, context=context, stream_mode=["custom", "values"], subgraphs=True)
@@ -288,22 +288,19 @@ class _Results:
         self._recorded, self._keeps = recorded, keeps
         self._remaining: dict[str, Iterator[Any]] = {}
 
-    def play(self, run: _Run, value: Any, config: RunnableConfig) -> ReplayedNode:
-        """Return a function's or tool's recorded result, or what records it."""
+    @contextmanager
+    def play(self, run: _Run, value: Any, config: RunnableConfig) -> Iterator[NodeRun]:
+        """Replay a function's or tool's recorded result; if there is none, let it run, and record its result."""
         author = author_of(config)
         key = repr((author, superstep_of(config), place_in_superstep(config), _comparable(value)))
-        if not self._keeps:
-            # Each recorded result is replayed once: the same call may return something else each time.
-            remaining = self._remaining.setdefault(key, iter([*self._recorded.get(key, ())]))
-            return next((ReplayedNode(copy.deepcopy(value), is_known=True) for value in remaining), ReplayedNode())
-
-        def keep(result: Any) -> None:
-            # A function that calls agents must do so under every method; and handles belong to one engine.
-            asks = any(f"{place[0]}|".startswith(f"{author}|") for place in [*run.words])
-            if not asks and not _has_handles(result):
-                self._recorded[key].append(copy.deepcopy(result))
-
-        return ReplayedNode(keep=keep)
+        # Each recorded result is replayed once: the same call may return something else each time.
+        known = iter(()) if self._keeps else self._remaining.setdefault(key, iter([*self._recorded.get(key, ())]))
+        node_run = next((NodeRun(copy.deepcopy(result), is_known=True) for result in known), NodeRun())
+        yield node_run
+        # A function that calls agents must do so under every method; and handles belong to one engine.
+        asks = any(f"{place[0]}|".startswith(f"{author}|") for place in [*run.words])
+        if self._keeps and not asks and not _has_handles(node_run.value):
+            self._recorded[key].append(copy.deepcopy(node_run.value))
 
 
 def _comparable(value: Any) -> Any:

@@ -41,9 +41,9 @@ from choreo_agents.graph.langgraph_internals import (
     thread_of,
 )
 from choreo_agents.graph.nesting import in_graph
-from choreo_agents.graph.provenance import InputFilter, by_id, signer_for
 from choreo_agents.graph.recording.recorded_run import recorded_run
 from choreo_agents.graph.run_context import RunContext, RunTenant
+from choreo_agents.graph.signer import InputFilter, by_id, signer_for
 from choreo_agents.graph.state import channel_in
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.view.reader_rules import charted_in

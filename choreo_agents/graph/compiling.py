@@ -12,8 +12,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from weakref import WeakKeyDictionary
 
 from langchain_core.runnables import (
-    RunnableConfig,
-    RunnableLambda,
     RunnableParallel,
     RunnableSequence,
     RunnableWithFallbacks,
@@ -23,7 +21,7 @@ from langgraph.graph import END, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command
 
-from choreo_agents.chat import CompiledConstraints, own_turns, required_call, required_tools, thinks
+from choreo_agents.chat import CompiledConstraints, own_turns, required_tools, thinks
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
@@ -32,12 +30,12 @@ from choreo_agents.graph.audit.influence import Guard
 from choreo_agents.graph.audit.report import AuditReport, Hop
 from choreo_agents.graph.audit.static import CHANNELS, audit_chart, chart_as_run, require_kept, violations_of
 from choreo_agents.graph.durable.finding import require_choice
-from choreo_agents.graph.engines import EngineChoice, Engines, choose_signer, require_distinct
+from choreo_agents.graph.engines import Engines, choose_signer, require_distinct
 from choreo_agents.graph.langgraph_internals import AroundNode, is_cached, merges_by
-from choreo_agents.graph.nesting import observe, placed_node
+from choreo_agents.graph.nesting import placed_node, wrapped
 from choreo_agents.graph.outputs import OWN_CHANNELS
-from choreo_agents.graph.provenance import forward_sends, require_silent, sign
 from choreo_agents.graph.run_context import LineageChoice, Resolver
+from choreo_agents.graph.signer import forward_sends, require_silent, sign
 from choreo_agents.graph.state import merge_entries, merge_updates
 from choreo_agents.graph.view.imported_prompt import confidential_modules, has_own_words, imported_by
 from choreo_agents.graph.view.reader_rules import ReaderRules
@@ -329,26 +327,20 @@ def unseen_pairs(builder: DeclaringGraph, chart: Chart) -> Iterator[tuple[str, s
             annotation says.
         chart: The chart of the graph.
     """
-    names = list(builder.nodes)
-    speakers = {name: [node for node in chart.inside(name) if not node.is_function] for name in names}
-    kin: dict[str, set[str]] = {}
-    for name, said_by in speakers.items():
-        for node in said_by:
-            kin.setdefault(node.persona, set()).add(name)
-    following = _following(builder, names)
+    following = _following(builder, builder.nodes)
     for name, spec in builder.nodes.items():
         following[name] += [*(spec.ends or ()), *filter(None, [spec.error_handler_node])]
-    later = {name: _after(name, following) for name in names}
-    for name in names:
-        reader = next((node for node in speakers[name] if node.name == name), None)
-        if reader is None:
+    later = {name: _after(name, following) for name in builder.nodes}
+    for reader in chart.nodes:
+        if reader.is_function or reader.name not in builder.nodes:
             continue
-        for source in (source for source in names if name in later[source]):
-            passed = {(source, name), (source, EVERYONE)}
-            if source in reader.rules or source in kin[reader.persona] or builder.control_flow & passed:
-                continue
-            if speakers[source] and not any(node.confidential for node in speakers[source]):
-                yield source, name
+        for source in builder.nodes:
+            speakers = [node for node in chart.inside(source) if not node.is_function]
+            is_kin = any(node.persona == reader.persona for node in speakers)
+            is_told = bool(builder.control_flow & {(source, reader.name), (source, EVERYONE)})
+            is_kept = not speakers or any(node.confidential for node in speakers)
+            if reader.name in later[source] and not (source in reader.rules or is_kin or is_told or is_kept):
+                yield source, reader.name
 
 
 def _shareable(chart: Chart, pairs: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
@@ -491,32 +483,22 @@ def require_channels(graph: StateGraph[Any, Any, Any, Any]) -> None:
 # Binding agents
 
 
-def bind_graph(
-    bound: DeclaringGraph,
-    origin: DeclaringGraph,
-    engine: EngineChoice | None,
-    tenant: Resolver | None,
-    lineage: LineageChoice,
-    stops: Sequence[str],
-    *,
-    strict: bool,
-) -> None:
+def bind_graph(bound: DeclaringGraph, stops: Sequence[str]) -> None:
     """Check a graph, and bind its agents to their engines and to what they may read.
 
     Args:
-        bound: The copy of the graph that is bound.
-        origin: A copy that stays as it is.
+        bound: The copy of the graph that is bound, with the arguments that it is compiled with. Its `origin` stays as
+            it is.
         stops: Nodes before or after which a run is interrupted.
 
-    The other arguments, and the errors, are those of `ChoreoGraph.compile`.
+    The errors are those of `ChoreoGraph.compile`.
     """
+    origin, tenant, engines = bound.origin, bound.resolver, Engines(bound.served["engine"])
     if tenant is not None and not callable(tenant):
         raise InvalidRequestError(f"tenant must be a function from a run's config to a salt, not {tenant!r}")
     require_names(origin)
     require_channels(origin)
     require_schemas(origin)
-    bound.origin, bound.resolver = origin, tenant
-    engines, bound.served = Engines(engine), {"engine": engine, "strict": strict}
     whole, changed = chart_as_run(chart_of(origin, engines=engines).as_served(), origin.policy.on_violation)
     require_kept(whole, origin.policy.on_violation)
     bound.declared, bound.audited = replace(whole, texts=texts_by_model(bound)), audit_chart(whole, changed)
@@ -527,35 +509,34 @@ def bind_graph(
             bound.table.change(hop.source, hop.reader, rule)
     log_unseen_pairs(origin, whole)
     require_bounded_loops(origin, whole, origin.nodes if "*" in stops else stops)
-    bound.nodes = _bound_nodes(bound, engines)
-    bind_routes(bound.branches)
+    bound.nodes = {name: replace(spec, **_bound_node(bound, name, engines)) for name, spec in bound.nodes.items()}
+    for routes in bound.branches.values():
+        # Routes send messages on with the metadata that they have in the state.
+        forward = partial(forward_sends, fresh=True)
+        routes |= {name: route._replace(path=wrapped(route.path, finish=forward)) for name, route in routes.items()}
     if tenant is not None:
         require_by_tenant(bound)
     bound.engines = require_distinct([*engines.engines, *(agent.engine for agent in agents_of(bound))])
-    bound.engine, bound.lineage = choose_signer(bound.engines), lineage
-    require_choice(lineage, bound.engine, by_tenant=tenant is not None)
+    bound.engine = choose_signer(bound.engines)
+    require_choice(bound.lineage, bound.engine, by_tenant=tenant is not None)
 
 
-def _bound_nodes(bound: DeclaringGraph, engines: Engines) -> dict[str, Any]:
-    """Return the nodes of a compiled graph: agents with their rules, and functions whose updates are signed."""
-    nodes: dict[str, Any] = {}
-    contexts = contexts_of(bound.nodes)
-    for name, spec in bound.nodes.items():
-        node: Any = spec.runnable
-        if isinstance(node, Agent):
-            nodes[name] = bind_agent(bound, name, spec, engines, contexts)
-        else:
-            signing = partial(sign, node=name, persona=bound.personas.get(name))
-            signing = partial(require_silent, node=name) if name in bound.table.silent else signing
-            graphs = find_runnable(node, CompiledStateGraph)  # the nodes of such a graph are observed one by one
-            holds_agents = any(isinstance(g.builder, DeclaringGraph) or any(agents_of(g.builder)) for g in graphs)
-            placed = placed_node(node if holds_agents else observe(node), name, signing, holds_agents=holds_agents)
-            nodes[name] = replace(spec, runnable=placed | RunnableLambda(signing, name=f"sign {name}"))
-    return nodes
+def _bound_node(bound: DeclaringGraph, name: str, engines: Engines) -> dict[str, Any]:
+    """Return what changes in a node of a compiled graph: agents get rules, and updates of functions are signed."""
+    node: Any = bound.nodes[name].runnable
+    if isinstance(node, Agent):
+        agent = bound_agent(bound, name, node, engines)
+        choreo = {"reads": {source: rule.mode.name for source, rule in agent.rules.items()}}
+        return {"runnable": agent, "metadata": {**(bound.nodes[name].metadata or {}), "choreo": choreo}}
+    signing = partial(sign, node=name, persona=bound.personas.get(name))
+    signing = partial(require_silent, node=name) if name in bound.table.silent else signing
+    graphs = find_runnable(node, CompiledStateGraph)  # the nodes of such a graph are observed one by one
+    holds_agents = any(isinstance(g.builder, DeclaringGraph) or any(agents_of(g.builder)) for g in graphs)
+    return {"runnable": placed_node(node, name, signing, holds_agents=holds_agents)}
 
 
 def require_names(graph: DeclaringGraph) -> None:
-    """Raise `VisibilityError` if a declaration names no node or private context."""
+    """Raise `VisibilityError` if a declaration names no node, private context or persona of an agent."""
     chart = chart_of(graph)
     contexts = [context.name for context in chart.contexts]
     # Whether an agent thinks may depend on its model, and this chart has no engine yet. So a policy may name thoughts
@@ -563,13 +544,19 @@ def require_names(graph: DeclaringGraph) -> None:
     thoughts = {f"{name}.thoughts" for name, _ in agents_among(graph.nodes)}
     contexts += thoughts & graph.policy.confidential.keys()
     graph.table.require_nodes(graph.nodes)
-    require_personas(graph.personas, graph.nodes)
+    speakers = {agent.persona or name for name, agent in agents_among(graph.nodes)}
+    for name, persona in graph.personas.items():
+        if persona not in speakers:
+            raise VisibilityError(
+                f"the persona {persona!r} of the function {name!r} is not one of the graph's agents: "
+                f"{', '.join(sorted(speakers))}"
+            )
     systems, confidential = contexts_of(graph.nodes)
     graph.table.require_contexts([*systems, *confidential])
     graph.policy.require_names(contexts, {node.persona for node in chart.nodes})
 
 
-def contexts_of(nodes: Mapping[str, Any]) -> Contexts:
+def contexts_of(nodes: Mapping[str, Any]) -> tuple[dict[str, list[str]], frozenset[str]]:
     """Return the private contexts that a scope can name because the graph's own agents have their text.
 
     Returns:
@@ -583,61 +570,40 @@ def contexts_of(nodes: Mapping[str, Any]) -> Contexts:
     return {context: [*texts] for context, texts in systems.items()}, confidential
 
 
-def require_personas(personas: Mapping[str, str], nodes: Mapping[str, Any]) -> None:
-    """Raise `VisibilityError` if a function is declared to speak for a persona that no agent of the graph has."""
-    speakers = {agent.persona or name for name, agent in agents_among(nodes)}
-    for name, persona in personas.items():
-        if persona not in speakers:
-            raise VisibilityError(
-                f"the persona {persona!r} of the function {name!r} is not one of the graph's agents: "
-                f"{', '.join(sorted(speakers))}"
-            )
-
-
-def bind_agent(
-    graph: DeclaringGraph,
-    name: str,
-    spec: Any,
-    engines: Engines,
-    contexts: Contexts,
-) -> Any:
-    """Return an agent's node for LangGraph, bound to an engine, its visibility rules and the checks of its views at
-    call time.
+def bound_agent(graph: DeclaringGraph, name: str, agent: Agent, engines: Engines) -> Agent:
+    """Return an agent bound to an engine, its visibility rules and the checks of its views at call time.
 
     Args:
         graph: The graph, with its declarations as they will hold.
         name: The agent's node.
-        spec: The node as the graph has it.
+        agent: The agent.
         engines: The graph's engines; an agent may have its own.
-        contexts: The private contexts of all nodes, from `contexts_of`.
 
     Raises:
         InvalidRequestError: The agent has no engine, or names none of the graph's; its model cannot be constrained to
             its output format; or it writes a channel that the state does not have.
     """
-    agent, chart = spec.runnable, graph.declared
-    engine = engines.of(agent)
+    chart, engine = graph.declared, engines.of(agent)
     if engine is None:
         raise InvalidRequestError(
             f"agent {name!r} has no engine: use compile(engine=Engine.load(...)), or pass the agent one"
         )
     _require_served(name, agent, engine.model, graph.channels)
-    sources = graph.table.reads(name, graph.nodes)
+    sources, positions = graph.table.reads(name, graph.nodes), agent.positions or graph.positions
     hidden = [context for context in chart.guarded if name not in context.owners]
     forbidden = {
         channel: frozenset(context.name for context in hidden if chart.forbids(context, agent.persona or name, channel))
         for channel in CHANNELS
     }
-    undeclared, positions = graph.table.undeclared(name, graph.nodes), agent.positions or graph.positions
-    guard = Guard(private_in(sources), forbidden, graph.policy.on_violation, graph.declared)
+    guard = Guard(private_in(sources), forbidden, graph.policy.on_violation, chart)
+    undeclared, contexts = graph.table.undeclared(name, graph.nodes), contexts_of(graph.nodes)
     strict, by_tenant = graph.served["strict"], graph.resolver is not None
     rules = ReaderRules(
         sources, undeclared, graph.system, positions, *contexts, guard, strict=strict, by_tenant=by_tenant, node=name
     )
-    choreo = {"reads": {source: rule.mode.name for source, rule in sources.items()}}
     bound = agent.bound(engine, rules)
     imported_by(bound, bound.engine)  # raises if its prompt does not fit the engine's model
-    return replace(spec, runnable=bound, metadata={**(spec.metadata or {}), "choreo": choreo})
+    return bound
 
 
 def _require_served(node: str, agent: Agent, model: LoadedModel, channels: Iterable[str]) -> None:
@@ -653,9 +619,11 @@ def _require_served(node: str, agent: Agent, model: LoadedModel, channels: Itera
             f"node {node!r} writes {agent.output_key!r}, but the graph's state has "
             f"{available or 'no channels of its own'}: add it to the state's schema"
         )
+    constraints, (_, required) = CompiledConstraints(model), required_tools(agent.tools, agent.tool_choice)
     if agent.response_format is not None:
-        CompiledConstraints(model).of(agent.response_format.grammar, agent.tools)
-    required_call(model, *required_tools(agent.tools, agent.tool_choice))
+        constraints.of(agent.response_format.grammar, agent.tools)
+    if required:
+        constraints.of(None, agent.tools, required)
 
 
 def require_by_tenant(graph: DeclaringGraph) -> None:
@@ -670,22 +638,6 @@ def require_by_tenant(graph: DeclaringGraph) -> None:
             raise InvalidRequestError(
                 f"the cache of agent {node!r} is shared by all runs: leave cache_policy out, or compile for each tenant"
             )
-
-
-def bind_routes(branches: Mapping[str, dict[str, Any]]) -> None:
-    """Let the routes of a graph send messages on with the metadata that they have in its state."""
-
-    def bound(path: Any) -> AroundNode:
-        def run(state: Any, config: RunnableConfig) -> Any:
-            return forward_sends(path.invoke(state, config), config, fresh=True)
-
-        async def arun(state: Any, config: RunnableConfig) -> Any:
-            return forward_sends(await path.ainvoke(state, config), config, fresh=True)
-
-        return AroundNode(path, run, arun)
-
-    for routes in branches.values():
-        routes |= {name: route._replace(path=bound(route.path)) for name, route in routes.items()}
 
 
 def agents_among(nodes: Mapping[str, Any]) -> Iterator[tuple[str, Agent]]:

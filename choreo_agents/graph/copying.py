@@ -12,12 +12,11 @@ from langgraph.graph import MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.agent import Agent
+from choreo_agents.graph.agent import Agent, Worker, instance_prompt
 from choreo_agents.graph.choreo_graph import ChoreoGraph
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
 from choreo_agents.graph.langgraph_internals import stops_of
-from choreo_agents.graph.nesting import observe
-from choreo_agents.graph.worker import Worker, instance_prompt
+from choreo_agents.graph.nesting import observed, wrapped
 
 
 class GraphCopy:
@@ -59,7 +58,7 @@ class GraphCopy:
         for name, spec in copied.nodes.items():
             node = self._copy(prefix + name, spec.runnable)
             listened = isinstance(node, Agent | CompiledStateGraph)
-            nodes[name] = replace(spec, runnable=node if listened else observe(node))
+            nodes[name] = replace(spec, runnable=node if listened else wrapped(node, observed))
         copied.nodes = nodes
         compiled = copied.compile(graph.checkpointer, **stops_of(graph))
         compiled.config = graph.config

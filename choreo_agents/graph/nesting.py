@@ -7,10 +7,9 @@ are used only for nodes of stock graphs, which tell nothing.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import Context
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import Context, copy_context
 from dataclasses import replace
 from typing import Any
 
@@ -30,9 +29,12 @@ from choreo_agents.graph.langgraph_internals import (
     superstep_of,
     task_parts_of,
 )
-from choreo_agents.graph.run_context import ReplayedNode, RunContext, TaskPlace
+from choreo_agents.graph.run_context import NodeRun, RunContext, TaskPlace
 from choreo_agents.graph.state import channel_in, merge_entries
 from choreo_agents.graph.visibility import REENCODED
+
+NodeCall = tuple[RunnableConfig, Context, NodeRun]
+"""One call of a node: its config, the context it runs in, and its output, if that is known."""
 
 
 def path_of(config: RunnableConfig) -> tuple[str, ...]:
@@ -68,14 +70,51 @@ def in_graph(called: RunnableConfig) -> RunContext:
     return replace(context, nodes=path_of(called), depth=len(parts), tasks=tasks)
 
 
+@contextmanager
+def _as_it_is(state: Any, config: RunnableConfig) -> Iterator[NodeCall]:
+    yield config, copy_context(), NodeRun()
+
+
+def wrapped(
+    node: Any,
+    around: Callable[[Any, RunnableConfig], AbstractContextManager[NodeCall]] = _as_it_is,
+    finish: Callable[[Any, RunnableConfig], Any] = lambda result, config: result,
+    **options: Any,
+) -> AroundNode:
+    """Wrap a node or a route that is no agent.
+
+    Args:
+        node: The node.
+        around: Entered around each call of it, with its input and config.
+        finish: Returns the result of the whole, given the node's result and its config.
+        **options: Options of the node's `invoke`.
+    """
+
+    def run(state: Any, config: RunnableConfig) -> Any:
+        with around(state, config) as (within, context, node_run):
+            if not node_run.is_known:
+                node_run.value = context.run(node.invoke, state, within, **options)
+        return finish(node_run.value, config)
+
+    async def arun(state: Any, config: RunnableConfig) -> Any:
+        with around(state, config) as (within, context, node_run):
+            if not node_run.is_known:
+                call = node.ainvoke(state, within, **options)
+                node_run.value = await asyncio.create_task(call, context=context)
+        return finish(node_run.value, config)
+
+    return AroundNode(node, run, arun)
+
+
 def placed_node(node: Any, name: str, sign: Callable[[Any, RunnableConfig], Any], *, holds_agents: bool) -> AroundNode:
-    """Wrap a node that is no agent, so that all that it calls knows its path.
+    """Wrap a node that is no agent, so that all that it calls knows its path, and its updates are signed.
 
     Args:
         node: The node.
         name: Its name.
         sign: Signs the updates it writes.
-        holds_agents: True if it is a graph, or holds one, whose agents see the node's input.
+        holds_agents: True if it is a graph, or holds one, whose agents see the node's input, and whose nodes the run's
+            listener observes one by one.
     """
     graph = node if isinstance(node, CompiledStateGraph) and "handles" in node.channels else None
     # Messages leave the subgraph with their handles, whichever channels its output schema has.
@@ -85,7 +124,7 @@ def placed_node(node: Any, name: str, sign: Callable[[Any, RunnableConfig], Any]
         out = {"output_keys": [*dict.fromkeys([*puts_out, "handles"])]}
 
     @contextmanager
-    def placed(state: Any, config: RunnableConfig) -> Iterator[tuple[RunnableConfig, Context]]:
+    def placed(state: Any, config: RunnableConfig) -> Iterator[NodeCall]:
         entries = (channel_in(state, "handles") if holds_agents else None) or []
         if any(entry.get("select") == REENCODED.name for entry in entries):
             raise VisibilityError(
@@ -99,52 +138,25 @@ def placed_node(node: Any, name: str, sign: Callable[[Any, RunnableConfig], Any]
         within = replace(outer, nodes=(*outer.nodes, name), depth=depth, tasks=tasks, outer_entries=around).into(config)
         try:
             # Also set it as the ambient config: the node may call a graph without passing its config on.
-            with set_config_context(within) as context:
-                yield within, context
+            with (
+                set_config_context(within) as context,
+                (_as_it_is if holds_agents else observed)(state, within) as call,
+            ):
+                yield within, context, call[-1]
         except ParentCommand as sent:
             # `Command(graph=Command.PARENT)` inside the node is raised, not returned: sign its update here.
             sent.args = (sign(sent.args[0], config),)
             raise
 
-    def run(state: Any, config: RunnableConfig) -> Any:
-        with placed(state, config) as (within, context):
-            return context.run(node.invoke, state, within, **out)
-
-    async def arun(state: Any, config: RunnableConfig) -> Any:
-        with placed(state, config) as (within, context):
-            return await asyncio.create_task(node.ainvoke(state, within, **out), context=context)
-
-    return AroundNode(node, run, arun)
+    return wrapped(node, placed, sign, **out)
 
 
-def observe(node: Any) -> AroundNode:
-    """Wrap a node that is no agent, so that the run's listener can replay it and learns when it ran."""
-
-    @contextmanager
-    def observed(state: Any, config: RunnableConfig) -> Iterator[ReplayedNode]:
-        listening, began_s, error = RunContext.of(config).listener, time.perf_counter(), None
-        try:
-            yield ReplayedNode() if listening.play is None else listening.play(state, config)
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            if listening.on_node is not None:
-                listening.on_node(config, began_s, error)
-
-    def run(state: Any, config: RunnableConfig) -> Any:
-        with observed(state, config) as played:
-            result = played.value if played.is_known else node.invoke(state, config)
-            played.keep(result)
-            return result
-
-    async def arun(state: Any, config: RunnableConfig) -> Any:
-        with observed(state, config) as played:
-            result = played.value if played.is_known else await node.ainvoke(state, config)
-            played.keep(result)
-            return result
-
-    return AroundNode(node, run, arun)
+@contextmanager
+def observed(state: Any, config: RunnableConfig) -> Iterator[NodeCall]:
+    """Let the run's listener replay a call of a node, and learn when it ran."""
+    listens = RunContext.of(config).listener.around_node
+    with nullcontext(NodeRun()) if listens is None else listens(state, config) as node_run:
+        yield config, copy_context(), node_run
 
 
 def _task_place(config: RunnableConfig, node: str, *, says_there: bool = False) -> TaskPlace:

@@ -12,13 +12,11 @@ from typing import Any, get_args
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from choreo_agents.chat import (
-    schema_of_type,
-)
+from choreo_agents.chat import schema_of_type
 from choreo_agents.errors import ConstraintError, InvalidRequestError
 from choreo_agents.models import require_grammar
 from choreo_agents.sampling import Grammar
-from choreo_agents.sampling.constraints.grammar import Kind
+from choreo_agents.sampling.constraints import Kind
 
 PARSED = "parsed"
 """Key of a message's parsed JSON in `additional_kwargs`, as in LangChain's structured output."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
@@ -106,16 +107,13 @@ def _require_role(name: str, field: str, message: BaseMessage) -> None:
 def _arguments(function: Callable[..., Any], most: int) -> tuple[int, tuple[str, ...]] | None:
     """Return the number of positional arguments and the names of others that a function takes; None: not callable."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        signature = inspect.signature(function)
     except (TypeError, ValueError):
         return most, ()  # built-ins may have no signature
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    named = tuple(param.name for param in parameters if param.name in _GIVEN and param.kind in by_name)
-    unnamed = [param for param in parameters if param.name not in named]
-    if any(param.kind == param.VAR_POSITIONAL for param in unnamed):
-        return most, named
-    positional = [param for param in unnamed if param.kind in (param.POSITIONAL_ONLY, param.POSITIONAL_OR_KEYWORD)]
-    required = [param for param in unnamed if param.default is param.empty and param.kind != param.VAR_KEYWORD]
-    if not positional or len(required) > most or any(param not in positional for param in required):
-        return None
-    return len(required) or 1, named
+    named = tuple(name for name in _GIVEN if name in signature.parameters)
+    takes_all = any(parameter.kind == inspect.Parameter.VAR_POSITIONAL for parameter in signature.parameters.values())
+    for count in [most] if takes_all else range(1, most + 1):
+        with suppress(TypeError):
+            signature.bind(*[None] * count, **dict.fromkeys(named))
+            return count, named
+    return None

@@ -40,8 +40,8 @@ from choreo_agents.tracing import table_html
 
 Place = tuple[str, int, int, int]
 """Author, superstep, branch and call."""
-_EVERYWHERE = "*"
-"""LangGraph's value of `interrupt_before` for all nodes."""
+COLUMNS = ("run", "agent", "superstep", "outcome", "what differs", "recorded", "now")
+"""Headers of a table of calls."""
 _MEANT = "run.seed, input, NODE.system, NODE.prompt or NODE:NUMBER.words"
 
 
@@ -68,6 +68,13 @@ class ReplayedCall:
     def same(self) -> bool:
         """True if request and answer are as recorded."""
         return self.outcome in ("taken", "same") and not self.differs
+
+    @property
+    def row(self) -> tuple[Any, ...]:
+        """Row of a table with `COLUMNS`."""
+        recorded = ("" if self.outcome == "new" else "masked") if self.recorded is None else self.recorded
+        words = "confidential" if self.words is None else self.words
+        return self.run + 1, *self.place[:2], self.outcome, ", ".join(self.differs), recorded, words
 
 
 @dataclass(frozen=True)
@@ -100,15 +107,9 @@ class ReplayReport:
         return tuple(call for call in self.calls if call.outcome in ("changed", "new", "set"))
 
     def _repr_html_(self) -> str:
-        columns = ("run", "agent", "superstep", "outcome", "what differs", "recorded", "now")
-        rows = (
-            (call.run + 1, *call.place[:2], call.outcome, ", ".join(call.differs), call.recorded, call.words)
-            for call in self.calls
-        )
-        title = (
-            f"{len(self.changed)} of {len(self.calls)} messages differ from the record; {self.sampled} tokens sampled"
-        )
-        return table_html(title, columns, rows)
+        changed, calls = len(self.changed), len(self.calls)
+        title = f"{changed} of {calls} messages differ from the record; {self.sampled} tokens sampled"
+        return table_html(title, COLUMNS, (call.row for call in self.calls))
 
 
 class ReplayOptions(TypedDict, total=False):
@@ -122,6 +123,14 @@ class ReplayOptions(TypedDict, total=False):
     """Context of their runtime."""
     progress: Callable[[int, int], None]
     """Called with the number of finished runs, and of all."""
+
+
+class ForkOptions(ReplayOptions):
+    """Options of a fork."""
+
+    set: Mapping[str, Any]
+    """Changes by name: `alice.system` and `alice.prompt` of a node or persona, in all its calls; `alice:2.words`, the
+    text of its second answer; `run.seed`; `input`, or as text that of its last message."""
 
 
 @refuses_unknown(ReplayOptions)
@@ -150,50 +159,40 @@ async def areplay(app: CompiledChoreoGraph, path: str | Path, **options: Unpack[
     return await afork(app, path, set={}, **options)
 
 
-@refuses_unknown(ReplayOptions)
-def fork(
-    app: CompiledChoreoGraph,
-    path: str | Path,
-    *,
-    set: Mapping[str, Any],  # noqa: A002 - as the command has it
-    **options: Unpack[ReplayOptions],
-) -> ReplayReport:
+@refuses_unknown(ForkOptions)
+def fork(app: CompiledChoreoGraph, path: str | Path, **options: Unpack[ForkOptions]) -> ReplayReport:
     """Replay with changes: calls that they can reach are decoded, all others take their recorded answers.
 
     Args:
         app: See `replay`.
         path: The record.
-        set: Changes by name: `alice.system` and `alice.prompt` of a node or persona, in all its calls; `alice:2.words`,
-            the text of its second answer; `run.seed`; `input`, or as text that of its last message.
-        **options: See `ReplayOptions`.
+        **options: See `ForkOptions`.
 
     Raises:
         ReplayError: The record cannot be replayed with this graph.
         InvalidRequestError: A name cannot be set, or the file is no record.
     """
-    return run_coroutine(afork(app, path, set=set, **options))
+    return run_coroutine(afork(app, path, **options))
 
 
-@refuses_unknown(ReplayOptions)
-async def afork(
-    app: CompiledChoreoGraph,
-    path: str | Path,
-    *,
-    set: Mapping[str, Any],  # noqa: A002
-    **options: Unpack[ReplayOptions],
-) -> ReplayReport:
+@refuses_unknown(ForkOptions)
+async def afork(app: CompiledChoreoGraph, path: str | Path, **options: Unpack[ForkOptions]) -> ReplayReport:
     """Fork asynchronously; see `fork`."""
     require_compiled(app)
-    changes, recording, progress = _changes_of(set), read_recording(path), options.get("progress")
+    if "set" not in options:
+        raise InvalidRequestError("fork requires set=, changes by name such as {'run.seed': 7}: replay() needs none")
+    recording, settings, progress = read_recording(path), options["set"], options.get("progress")
+    prompts, words, seed = _changes_of(settings, recording)
     builder, header = cast(Any, app.builder), recording.header
     runs = [run for run in recording.runs if not run.inside and not {*run.nodes}.isdisjoint(builder.nodes)]
     if not runs:
         raise ReplayError(f"{str(recording.path)!r} has no run of this graph")
-    _require_begun(recording, runs)
+    for run in runs:
+        if run.unknown_start is not None:
+            raise ReplayError(f"run {run.run + 1} of {str(recording.path)!r} {run.unknown_start}")
     engine = recorded_engine(app, header)
     digests = Digests(key_of(recording, engine.lineage.seals))
-    words = {id(call_named(recording, *key)): text for key, text in changes.words.items()}
-    copier, suffix = GraphCopy(changes.prompts, options.get("nodes")), secrets.token_hex(4)
+    copier, suffix = GraphCopy(prompts, options.get("nodes")), secrets.token_hex(4)
     # Messages of a run without a checkpointer may be input of the next such run, which has to verify their signatures:
     # it must have no checkpointer either.
     graphs = {is_kept: copier.compiled(app, kept=is_kept) for is_kept in (True, False)}
@@ -205,7 +204,7 @@ async def afork(
             stack.enter_context(graph_engine.scope())
         for number, run in enumerate(runs):
             replayed.append(answers := _RunAnswers(recording, run, digests, words))
-            seeds = changes.seed, run.seed, None if engine.seed == header.seed else header.seed
+            seeds = seed, run.seed, None if engine.seed == header.seed else header.seed
             configurable: Any = {"choreo": RunOptions(next((seed for seed in seeds if seed is not None), None))}
             if run.thread is not None:
                 configurable["thread_id"] = f"{run.thread} {suffix}" if run.kept else run.thread
@@ -214,7 +213,7 @@ async def afork(
                 config["recursion_limit"] = run.recursion_limit
             graph, listener = graphs[run.kept], RunListener(answers.answer, (answers.compare,))
             config = replace(RunContext.of(called_with(graph, config)), listener=listener).into(config)
-            graph_input = _input_of(recording, run, Packing(builder), None if number else changes.graph_input)
+            graph_input = _input_of(recording, run, Packing(builder), None if number else settings.get("input"))
             values, outcome = await _run_again(graph, run, graph_input, config, answers, options.get("context"))
             if answers.ended is not None and not answers.is_open and outcome != answers.ended.outcome:
                 differences.append(
@@ -225,7 +224,7 @@ async def afork(
     calls = [call for run in replayed for call in sorted(run.calls, key=lambda call: (call.place[1], call.place))]
     gone = tuple(call.place for run in replayed for call in run.gone)
     sampled, taken = sum(call.sampled for call in calls), sum(run.taken for run in replayed)
-    notes = tuple(_notes(recording, runs, replayed, len(changes.words)))
+    notes = tuple(_notes(recording, runs, replayed, len(words)))
     return ReplayReport(tuple(calls), gone, sampled, taken, values, tuple(differences), notes)
 
 
@@ -240,21 +239,6 @@ def recorded_engine(app: CompiledChoreoGraph, header: RecordingHeader) -> Engine
         f"the recording was made with the model {header.model!r} ({header.fingerprint}), this graph runs "
         f"{ours or 'none'}: compile it with an engine of that model and dtype"
     )
-
-
-def _require_begun(recording: Recording, runs: Sequence[RunStarted]) -> None:
-    """Raise `ReplayError` if a run continues a state that is not in the record."""
-    begun: set[str | None] = set()
-    for run in runs:
-        where = f"run {run.run + 1} of {str(recording.path)!r}"
-        if run.travels:
-            raise ReplayError(f"{where} continues from an earlier checkpoint, which is not in the recording")
-        if run.goes_on and run.thread not in begun:
-            raise ReplayError(
-                f"{where} continues thread {run.thread!r}, which began before the recording: record the thread from "
-                "its first run"
-            )
-        begun |= {run.thread} if run.kept else set()
 
 
 def _input_of(recording: Recording, run: RunStarted, packing: Packing, changed: Any) -> Any:
@@ -282,8 +266,7 @@ async def _run_again(
     graph: CompiledChoreoGraph, run: RunStarted, inputs: Any, config: RunnableConfig, answers: _RunAnswers, context: Any
 ) -> tuple[Mapping[str, Any], str]:
     """Run the graph, and return final state and outcome; an error counts as one only if the record has its type."""
-    stops: Any = {name: _EVERYWHERE if [*nodes] == [_EVERYWHERE] else nodes for name, nodes in run.interrupts.items()}
-    values: Any = {}
+    values, stops = dict[str, Any](), cast(Any, run.interrupts)
     try:
         async for part in graph.astream(inputs, config, stream_mode="values", context=context, **stops):
             values = part
@@ -415,41 +398,30 @@ class _RunAnswers:
         return [view if name == "view" else name for name in differs]
 
 
-@dataclass
-class _Changes:
-    """Changes of a fork."""
+def _changes_of(settings: Mapping[str, Any], recording: Recording) -> tuple[dict[str, str], dict[int, str], int | None]:
+    """Return what a fork sets beside its input: prompts by name, answers by `id()` of the recorded call, and the seed.
 
-    prompts: dict[str, str] = field(default_factory=dict)
-    """Prompts by `NODE.system` and `NODE.prompt`; NODE is a node or persona, `team|alice` in a subgraph."""
-    words: dict[tuple[str, int], str] = field(default_factory=dict)
-    """Answers by agent and number of its call, from 1."""
-    seed: int | None = None
-    graph_input: Any = None
-    """Input; a text replaces that of its last message."""
-
-
-def _changes_of(settings: Mapping[str, Any]) -> _Changes:
-    """Parse the changes of a fork; raises `InvalidRequestError` if one cannot be set."""
-    changes = _Changes()
+    Raises:
+        InvalidRequestError: One cannot be set.
+    """
+    prompts, words, seed = dict[str, str](), dict[int, str](), None
     for name, value in settings.items():
         target, dot, attribute = name.rpartition(".")
-        if name == "input":
-            changes.graph_input = value
-        elif name == "run.seed":
+        if name == "run.seed":
             try:
-                changes.seed = int(value)
+                seed = int(value)
             except (TypeError, ValueError):
                 raise InvalidRequestError(f"run.seed must be an integer, not {value!r}") from None
         elif dot and attribute in ("system", "prompt") and isinstance(value, str):
-            changes.prompts[name] = value
+            prompts[name] = value
         elif dot and attribute == "words" and isinstance(value, str):
             author, _, number = target.rpartition(":")
             if not author or not number.isdecimal() or not int(number):
                 raise InvalidRequestError(f"a call must be NODE:NUMBER, from 1, such as judge:1, not {target!r}")
-            changes.words[author, int(number)] = value
-        else:
+            words[id(call_named(recording, author, int(number)))] = value
+        elif name != "input":
             raise InvalidRequestError(f"a fork can set {_MEANT}, each to a text, not {name!r} to {value!r}")
-    return changes
+    return prompts, words, seed
 
 
 def call_named(recording: Recording, author: str, number: int) -> RecordedCall:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
@@ -19,10 +20,12 @@ from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.recording.recorder import Digests
 from choreo_agents.graph.audit.chart import Chart, OnViolation
 from choreo_agents.graph.langgraph_internals import hidden_in, with_hidden
-from choreo_agents.graph.signer import Signer
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Sampling
+
+if TYPE_CHECKING:
+    from choreo_agents.graph.signer import Signer
 
 LineageChoice = BaseStore | Literal[False] | None
 """A LangGraph store; False: lineage is not kept; None: the store of the run."""
@@ -111,15 +114,14 @@ class CallResult:
     """Answer that was predetermined, if any."""
 
 
-@dataclass(frozen=True)
-class ReplayedNode:
-    """Listener's view of one execution of a plain node."""
+@dataclass
+class NodeRun:
+    """One execution of a plain node, as its listener sees it."""
 
     value: Any = None
-    """Output, if it is known: the node does not run then."""
+    """Its output."""
     is_known: bool = False
-    keep: Callable[[Any], None] = lambda value: None
-    """Called with the output, if the node ran."""
+    """Whether a listener has set the output: the node does not run then."""
 
 
 @dataclass(frozen=True)
@@ -130,10 +132,8 @@ class RunListener:
     """Returns the predetermined answer of a call; None: the model samples it."""
     on_call: tuple[Callable[[CallRequest, CallResult], None], ...] = ()
     """Called after each call of an agent."""
-    on_node: Callable[[RunnableConfig, float, BaseException | None], None] | None = None
-    """Called after a plain node: its config, `time.perf_counter` at its start, its error."""
-    play: Callable[[Any, RunnableConfig], ReplayedNode] | None = None
-    """Called with the input of a plain node before it runs."""
+    around_node: Callable[[Any, RunnableConfig], AbstractContextManager[NodeRun]] | None = None
+    """Block in which a plain node runs, from its input and config."""
 
 
 # The context of a run

@@ -17,7 +17,6 @@ from choreo_agents.kv.handle import MessageHandle, base_model
 _SAME = ("digest", "author", "persona", "confidential")
 """Fields that are equal in two entries of the same text by the same author."""
 
-_FIELDS = len(MessageHandle.model_fields)
 SENT_AT = "choreo_sent_at"
 """State key of a `Send` branch: the earliest superstep of its messages."""
 OF_A_SEND = ("select", "behind")
@@ -161,22 +160,17 @@ def handle_for(entry: Mapping[str, Any], model: str) -> MessageHandle | None:
 
 
 def handle_in(plain: Any) -> MessageHandle:
-    """Return the handle of a plain one in graph state; cached, since every call reads the same ones.
-
-    Raises:
-        ValidationError: It is no handle.
-    """
+    """Return the handle of a plain one in graph state; raises `ValidationError` if it is none."""
     try:
-        if len(plain) == _FIELDS:
-            return _handle(plain["id"], plain["model"], plain["length"])
-    except (KeyError, TypeError):
-        pass  # malformed: the validation below says why
-    return MessageHandle.model_validate(plain)
+        return _handle(**plain)
+    except TypeError:  # no mapping, or fields that cannot be cached
+        return MessageHandle.model_validate(plain)
 
 
 @lru_cache(maxsize=1 << 15, typed=True)
-def _handle(name: str, model: str, length: int) -> MessageHandle:
-    return MessageHandle(id=name, model=model, length=length)
+def _handle(**plain: Any) -> MessageHandle:
+    """Return a handle; cached, since every call reads the same ones."""
+    return MessageHandle(**plain)
 
 
 def length_for(entry: Mapping[str, Any], model: str) -> int:

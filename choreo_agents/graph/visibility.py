@@ -453,7 +453,7 @@ class VisibilityTable:
             self._seen = {**self.rules}
             for reader in self.rules.keys() - self.silent:
                 if self.everyone(reader) is None:
-                    self._seen[reader] = self._order_rules(reader, self._narrowest(reader, passed), passed)
+                    self._seen[reader] = self._narrowest(reader, passed)
             first = {persona for name, persona in self._instructed.items() if self._is_default(START_SOURCE, name)}
             for name, persona in self._instructed.items():
                 rule = self.rules.get(name, {}).get(START_SOURCE)
@@ -463,19 +463,9 @@ class VisibilityTable:
                     self._seen[name] = {**self._seen.get(name, {}), START_SOURCE: again}
         return self._seen
 
-    def _order_rules(
-        self, reader: str, narrowest: Mapping[str, VisibilityRule], passed: Mapping[str, Mapping[str, VisibilityRule]]
-    ) -> dict[str, VisibilityRule]:
-        """Return a reader's rules with passed-on sources at the places of the silent nodes that pass them on."""
-        ordered: dict[str, VisibilityRule] = {}
-        for source, rule in self.rules[reader].items():
-            ordered |= {name: narrowest[name] for name in passed.get(source, ()) if name in narrowest}
-            ordered[source] = rule
-        return ordered
-
     def _narrowest(self, reader: str, passed: Mapping[str, Mapping[str, VisibilityRule]]) -> dict[str, VisibilityRule]:
-        """Return the rules for sources that silent nodes pass on to a reader; for a silent reader also those of its own
-        sources."""
+        """Return a reader's rules, with those for sources that silent nodes pass on in the places of these nodes; for a
+        silent reader only what it passes on itself."""
         result: dict[str, VisibilityRule] = {}
         rules, is_silent = self.rules.get(reader, {}), reader in self.silent
         declared = {reader, *(source for source in rules if not is_silent or self._is_explicit(source, reader))}
@@ -495,6 +485,8 @@ class VisibilityTable:
                         f"how {reader!r} sees {name!r} through {source!r} is ambiguous: {error}. Declare this pair"
                     ) from error
                 result[name] = narrowed if narrowed.mode.shows else VisibilityRule(UNSEEN)
+            if not is_silent:
+                result[source] = rule
         return result
 
     def _is_default(self, source: str, reader: str) -> bool:

@@ -6,7 +6,7 @@ progress   progress bars for terminals and notebooks
 """
 
 from choreo_agents.inspection.page import RunPage, page_of, run_page
-from choreo_agents.inspection.progress import ProgressBar, progress_bar
-from choreo_agents.inspection.run_data import RunData, run_data
+from choreo_agents.inspection.progress import progress_bar
+from choreo_agents.inspection.run_data import run_data
 
-__all__ = ["ProgressBar", "RunData", "RunPage", "page_of", "progress_bar", "run_data", "run_page"]
+__all__ = ["RunPage", "page_of", "progress_bar", "run_data", "run_page"]

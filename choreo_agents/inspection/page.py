@@ -5,13 +5,15 @@ from __future__ import annotations
 import html
 import json
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from choreo_agents.engine.recording.format import Recording, read_recording
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.inspection.run_data import RunData, run_data
+from choreo_agents.inspection.run_data import run_data
 
 _ESCAPED = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
 """JSON escapes for characters that could end the page's `<script>` block or its string."""
@@ -23,8 +25,6 @@ class RunPage:
 
     recording: Recording = field(repr=False)
     html: str = field(repr=False)
-    runs: int
-    calls: int
 
     def write(self, path: str | Path) -> None:
         """Write the page to a file, atomically and readable by its user only: it holds the messages of a run.
@@ -58,11 +58,10 @@ def run_page(path: str | Path, beside: str | Path | None = None) -> RunPage:
         InvalidRequestError: One of the files is no recording.
     """
     recording = read_recording(path)
-    data = run_data(recording, None if beside is None else read_recording(beside))
-    return RunPage(recording, page_of(data), len(data["runs"]), sum(len(run["calls"]) for run in data["runs"]))
+    return RunPage(recording, page_of(run_data(recording, None if beside is None else read_recording(beside))))
 
 
-def page_of(data: RunData) -> str:
+def page_of(data: Mapping[str, Any]) -> str:
     """Return a self-contained HTML page of runs, whose content security policy loads and runs nothing else.
 
     Messages are data in the page: it shows them as text, never as markup.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any
 
 from choreo_agents.engine.recording.format import Line, RecordedMemory, RecordedMessage, Recording, RunStarted
 from choreo_agents.graph.recording.packing import describe_packed
@@ -15,25 +15,11 @@ _LONGEST = 2000
 """Characters of a run's input that are shown."""
 
 
-class RunData(TypedDict):
-    """The page's data."""
-
-    title: str
-    model: str
-    conditions: dict[str, str]
-    bytesPerToken: int
-    cut: str | None
-    """Where the recording ends, if its process ended before it was closed."""
-    runs: list[dict[str, Any]]
-    messages: list[dict[str, Any]]
-    steps: list[dict[str, Any]]
-    memory: list[dict[str, Any]]
-
-
-def run_data(recording: Recording, beside: Recording | None = None) -> RunData:
+def run_data(recording: Recording, beside: Recording | None = None) -> dict[str, Any]:
     """Return a recording's data, and the runs of another recording beside it, such as a fork.
 
-    Memory and forward passes are those of the first recording.
+    Memory and forward passes are those of the first recording. `cut`: where it ends, if its process ended before it was
+    closed.
     """
     header = recording.header
     both = (recording,) if beside is None else (recording, beside)
@@ -66,7 +52,7 @@ def _run(recording: Recording, run: RunStarted, prefix: str) -> dict[str, Any]:
         "began_s": run.at_s,
         "ended_s": None if ended is None else ended.at_s,
         "outcome": None if ended is None else ended.outcome,
-        "input": _text_of(run.input),
+        "input": None if run.input is None else _cut(describe_packed(run.input)),
         "edges": run.edges,
         "calls": [_line(call, prefix) for call in recording.calls(run.run)],
         "nodes": [_line(node, prefix) for node in recording.nodes(run.run)],
@@ -82,9 +68,5 @@ def _line(line: Line, prefix: str) -> dict[str, Any]:
     return fields
 
 
-def _text_of(packed: str | None) -> str | None:
-    """Return a packed input as text, cut to `_LONGEST`; None if it was not recorded."""
-    if packed is None:
-        return None
-    text = describe_packed(packed)
+def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."

@@ -18,9 +18,9 @@ from choreo_agents.models.adapter_files import read_adapter
 from choreo_agents.models.discovery import ModelAttention
 from choreo_agents.models.fingerprint import WeightFiles
 from choreo_agents.models.fused import FusedForward
-from choreo_agents.models.hook import attention_context, route
+from choreo_agents.models.hook import pass_context, route
 from choreo_agents.models.lean import LeanForward
-from choreo_agents.models.lora import Adapted, LoraAdapter, apply_adapters
+from choreo_agents.models.lora import Adapted, LoraAdapter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -56,7 +56,9 @@ class ModelAdapter:
         self.heads: int = config.num_attention_heads
         self.parameters: int = model.num_parameters()
         self.geometry, self.kinds = attention
-        self.end_tokens = _end_tokens(model, end_token)
+        self.end_tokens = tuple(
+            end_tokens(getattr(model.generation_config, "eos_token_id", None), end_token, config.eos_token_id)
+        )
         route(model)
 
     @cached_property
@@ -102,7 +104,7 @@ class ModelAdapter:
             self.lean = lean = None  # for good: free the weights that it was made of
         if lean is not None and not adapted and not torch.is_grad_enabled() and lean.serves(attention):
             return lean.logits(tokens, positions, attention, indices)
-        with attention_context(attention), apply_adapters(adapted):
+        with pass_context(attention, adapted):
             out = self.model(
                 input_ids=tokens[None],
                 position_ids=positions[None],
@@ -113,11 +115,16 @@ class ModelAdapter:
         return logits if self._chooses_logits else logits[indices]
 
 
-def _end_tokens(model: PreTrainedModel, end_token: int | None) -> tuple[int, ...]:
-    """Return the end tokens of the generation settings and the tokenizer; if there are none, the configuration's."""
-    generation = model.generation_config
-    tokens = [*as_token_ids(None if generation is None else generation.eos_token_id), *as_token_ids(end_token)]
-    return tuple(dict.fromkeys(tokens or as_token_ids(model.config.get_text_config().eos_token_id)))
+def end_tokens(generation: Any, tokenizer: Any, config: Any) -> dict[int, list[str]]:
+    """Return the end tokens of the generation settings and the tokenizer, or if there are none, the configuration's.
+
+    Each argument is one token id, several, or none; each token comes with the names of those that have it.
+    """
+    sources = {"generation_config.json": as_token_ids(generation), "tokenizer": as_token_ids(tokenizer)}
+    if not any(sources.values()):
+        sources = {"config.json": as_token_ids(config)}
+    tokens = dict.fromkeys(token for tokens in sources.values() for token in tokens)
+    return {token: [name for name, tokens in sources.items() if token in tokens] for token in tokens}
 
 
 def as_token_ids(ends: Any) -> list[int]:

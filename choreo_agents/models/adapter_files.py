@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import hashlib
+import json
 import math
 import shutil
 import time
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from choreo_agents.errors import AdapterError
-from choreo_agents.models.files import read_tensors, write_tensors
+from choreo_agents.models.files import read_tensors, write_tensors, write_text
 from choreo_agents.models.lora import LoraAdapter, LowRank, hook_layers, require_fit
 
 if TYPE_CHECKING:
@@ -82,27 +83,21 @@ def write_adapter(folder: Path, parts: Mapping[str, LowRank], base: str, *, name
     Raises:
         OSError: It cannot be written (see `exchanged`).
     """
-    from peft import LoraConfig  # noqa: PLC0415 - takes seconds, and most runs have no adapter
-
-    ranks = {part.down.shape[0] for part in parts.values()}
-    scales = {part.scale for part in parts.values()}
-    assert len(ranks) == 1 and len(scales) == 1
-    [rank], [scale] = ranks, scales
-    config = LoraConfig(
-        r=rank,
-        lora_alpha=round(scale * rank) if abs(scale * rank - round(scale * rank)) < 1e-9 else scale * rank,
-        lora_dropout=dropout,
-        target_modules=sorted({module.rpartition(".")[2] for module in parts}),
-        base_model_name_or_path=name,
-        task_type="CAUSAL_LM",
-        inference_mode=True,
-    )
-    # peft makes it a set, which each process writes in another order: equal adapters would be different files.
-    config.target_modules = sorted(config.target_modules)
+    [rank], [scale] = {part.down.shape[0] for part in parts.values()}, {part.scale for part in parts.values()}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": name,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": round(scale * rank, 9),
+        "lora_dropout": dropout,
+        "target_modules": sorted({module.rpartition(".")[2] for module in parts}),
+    }
     tensors = {f"{_PREFIX}{module}{_DOWN}": part.down for module, part in parts.items()}
     tensors |= {f"{_PREFIX}{module}{_UP}": part.up for module, part in parts.items()}
     with exchanged(folder, (WEIGHTS_FILE, CONFIG_FILE)) as staging:
-        config.save_pretrained(staging)
+        write_text(staging / CONFIG_FILE, json.dumps(config, indent=2))
         write_tensors(staging / WEIGHTS_FILE, tensors, {"base": base})
 
 
@@ -148,33 +143,33 @@ def require_base(subject: str, trained: str | None, serves: str) -> None:
         raise AdapterError(f"{subject} was trained for the weights {trained!r}, but this model's are {serves!r}")
 
 
-def _read_config(folder: Path) -> Any:
-    from peft import LoraConfig, PeftConfig  # noqa: PLC0415 - takes seconds, and most runs have no adapter
-
-    if not (folder / CONFIG_FILE).is_file():
+def _read_config(folder: Path) -> dict[str, Any]:
+    path, subject = folder / CONFIG_FILE, f"{CONFIG_FILE} in {str(folder)!r}"
+    if not path.is_file():
         raise AdapterError(f"there is no {CONFIG_FILE} in {str(folder)!r}: pass a folder that peft wrote")
     try:
-        config = PeftConfig.from_pretrained(str(folder))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise AdapterError(f"{CONFIG_FILE} in {str(folder)!r} cannot be read: {error}") from error
-    if not isinstance(config, LoraConfig):
-        raise AdapterError(f"the adapter in {str(folder)!r} is a {config.peft_type}: only LoRA is supported")
-    options = ["bias"] if config.bias not in (None, "none") else []
-    options += [name for name in (*_MORE_WEIGHTS, *_NOT_ALONE) if getattr(config, name, None)]
-    if str(config.init_lora_weights).startswith(_OTHER_WEIGHTS):
-        options.append(f"init_lora_weights={config.init_lora_weights!r}")
+        config: dict[str, Any] = json.loads(path.read_text())
+        kind = config["peft_type"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise AdapterError(f"{subject} cannot be read: {type(error).__name__}: {error}") from error
+    if kind != "LORA":
+        raise AdapterError(f"{subject} is of kind {kind!r}: only LoRA is supported")
+    options = ["bias"] if config.get("bias") not in (None, "none") else []
+    options += [name for name in (*_MORE_WEIGHTS, *_NOT_ALONE) if config.get(name)]
+    if str(config.get("init_lora_weights")).startswith(_OTHER_WEIGHTS):
+        options.append(f"init_lora_weights={config['init_lora_weights']!r}")
     if options:
         raise AdapterError(f"the adapter in {str(folder)!r} uses {options[0]}, which is not supported")
     return config
 
 
-def _scales(config: Any, folder: Path, downs: Mapping[str, Tensor]) -> dict[str, float]:
+def _scales(config: Mapping[str, Any], folder: Path, downs: Mapping[str, Tensor]) -> dict[str, float]:
     """Return the scale of each module's part, from alpha, its patterns and rank, as peft computes it.
 
     The patterns are regular expressions from an untrusted file: all matching together may take one second.
 
     Args:
-        config: The `LoraConfig` of peft.
+        config: The adapter's configuration.
         folder: Its folder, for error messages.
         downs: Down projections by module, [rank, inputs] each.
 
@@ -191,19 +186,19 @@ def _scales(config: Any, folder: Path, downs: Mapping[str, Tensor]) -> dict[str,
     def left_s() -> float:
         return max(1e-3, until_s - time.monotonic())
 
-    alphas, scales = config.alpha_pattern or {}, dict[str, float]()
+    alphas, scales = config.get("alpha_pattern") or {}, dict[str, float]()
     if not isinstance(alphas, dict):
         raise AdapterError(f"{where} cannot be read: its alpha_pattern is not an object")
     try:
         patterns = [(regex.compile(rf"(.*\.)?({pattern})$"), number(alpha)) for pattern, alpha in alphas.items()]
     except (regex.error, RecursionError) as error:
         raise AdapterError(f"{where} has an invalid alpha_pattern: {error}") from error
-    usual = number(config.lora_alpha)
+    usual = number(config.get("lora_alpha", 8))
     try:
         for module, down in downs.items():
             fitting = (alpha for pattern, alpha in patterns if pattern.match(module, timeout=left_s()))
             rank = down.shape[0]
-            scales[module] = next(fitting, usual) / (rank**0.5 if config.use_rslora else rank)
+            scales[module] = next(fitting, usual) / (rank**0.5 if config.get("use_rslora") else rank)
     except TimeoutError:
         raise AdapterError(f"{where} has an alpha_pattern that takes too long to match") from None
     return scales

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,21 +21,27 @@ _current = threading.local()
 
 
 @contextmanager
-def attention_context(step: Attention) -> Iterator[None]:
-    """Set the step for the attention layers that run in this thread.
+def pass_context(attention: Attention, adapted: Sequence[Any] = ()) -> Iterator[None]:
+    """Set what the forward passes of this thread attend to, and the adapters of their tokens, at most one of each.
 
     It is no keyword of the model's forward, as some families do not pass keywords on to their attention layers.
     """
-    _current.step = step
+    _current.attention, _current.adapted = attention, adapted
     try:
         yield
     finally:
-        del _current.step
+        del _current.attention, _current.adapted
 
 
 def is_attending() -> bool:
     """Return whether a forward pass of this thread has its attention."""
-    return hasattr(_current, "step")
+    return hasattr(_current, "attention")
+
+
+def current_adapters() -> Sequence[Any]:
+    """Return the adapters of this thread's forward pass."""
+    adapted: Sequence[Any] = getattr(_current, "adapted", ())
+    return adapted
 
 
 def segment_attention(
@@ -60,7 +66,7 @@ def segment_attention(
         [1, tokens, heads, head_dim], and no weights.
     """
     assert attention_mask is None and isinstance(module.layer_idx, int)
-    step: Attention = _current.step
+    step: Attention = _current.attention
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = step.attend(module.layer_idx, query[0].transpose(0, 1), key[0], value[0], scale, s_aux)
     return out[None], None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from choreo_agents.errors import AdapterError
+from choreo_agents.models.hook import current_adapters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -55,26 +55,8 @@ class LoraAdapter:
 Adapted = tuple[LoraAdapter, Tensor | None]
 """An adapter and the indices of its tokens in a packed row; None: all of them."""
 
-_current = threading.local()
 _hooking = threading.Lock()
 """Guards the hooks: two threads may load adapters at once, and a layer hooked twice would add each part twice."""
-
-
-@contextmanager
-def apply_adapters(spans: Sequence[Adapted]) -> Iterator[None]:
-    """Apply adapters to their tokens in the forward passes of this thread; at most one to each token."""
-    before = current_spans()
-    _current.spans = spans
-    try:
-        yield
-    finally:
-        _current.spans = before
-
-
-def current_spans() -> Sequence[Adapted]:
-    """Return the spans of this thread's innermost `adapting`, to restore them where a pass is recomputed."""
-    spans: Sequence[Adapted] = getattr(_current, "spans", ())
-    return spans
 
 
 def require_fit(model: PreTrainedModel, adapter: LoraAdapter) -> None:
@@ -101,7 +83,7 @@ def require_fit(model: PreTrainedModel, adapter: LoraAdapter) -> None:
 
 
 def hook_layers(model: nn.Module, names: Sequence[str]) -> None:
-    """Hook layers, once each, so that the parts given to `adapting` are added to their outputs."""
+    """Hook layers, once each, so that the parts given to `pass_context` are added to their outputs."""
     with _hooking:
         hooked: set[str] = getattr(model, "_choreo_adapted_layers", set())
         for name in names:
@@ -113,7 +95,7 @@ def hook_layers(model: nn.Module, names: Sequence[str]) -> None:
 
 def _hook(name: str) -> Any:
     def add(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        for adapter, rows in current_spans():
+        for adapter, rows in current_adapters():
             part = adapter.parts.get(name)
             if part is not None:
                 output = _add_delta(output, args[0], part, rows, adapter.dropout)
@@ -124,7 +106,7 @@ def _hook(name: str) -> Any:
 
 
 def is_adapting(hook: Any) -> bool:
-    """Return whether a layer's forward hook is ours, which adds nothing outside of `adapting`."""
+    """Return whether a layer's forward hook is ours, which adds nothing without adapters."""
     return getattr(hook, "adapts", False)
 
 

@@ -49,7 +49,7 @@ def save_random_llama(
     Raises:
         FileExistsError: The folder holds files.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - takes seconds, not needed to list commands
+    from transformers import AutoModelForCausalLM, LlamaConfig  # noqa: PLC0415 - takes seconds, not needed to list commands
 
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{str(folder)!r} is not empty: pass an empty folder")
@@ -67,12 +67,7 @@ def save_random_llama(
         eos_token_id=2,
         pad_token_id=0,
     )
-    usual = torch.get_default_dtype()
-    torch.set_default_dtype(dtype_named(dtype) or torch.float32)
-    try:
-        LlamaForCausalLM(config).save_pretrained(folder)
-    finally:
-        torch.set_default_dtype(usual)
+    AutoModelForCausalLM.from_config(config, dtype=dtype_named(dtype) or torch.float32).save_pretrained(folder)
     for name in TOKENIZER_FILES:
         shutil.copy(WEIGHTS / name, folder / name)
     path = folder / "tokenizer.json"

@@ -12,7 +12,6 @@ import re
 import secrets
 import string
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from choreo_agents.errors import UnsupportedModelError
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
-_CACHED_TEXTS = 512
-_LONGEST_CACHED = 1024
-"""Characters of the longest special text that is cached: longer ones contain messages, and do not come again."""
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
@@ -116,16 +112,12 @@ class RustSafeTokenizer:
         ids_in_copy = {self._tokenizer.token_to_id(self._names.get(text, text)): own for text, own in numbers.items()}
         self._numbers = {renamed: own for renamed, own in ids_in_copy.items() if renamed != own}
         """Original ids of added tokens, by their id in the copy, where they differ."""
-        self._cached = lru_cache(_CACHED_TEXTS)(self._rename_controls)
 
     def encode(self, text: PromptText) -> list[int]:
         """See `SafeTokenizer`."""
-        whole = "".join(self._rename_cached(part) if is_special else part for part, is_special in text.parts)
+        whole = "".join(self._rename_controls(part) if is_special else part for part, is_special in text.parts)
         ids: list[int] = self._tokenizer.encode(whole, add_special_tokens=False).ids
         return [self._numbers.get(token, token) for token in ids] if self._numbers else ids
-
-    def _rename_cached(self, text: str) -> str:
-        return self._cached(text) if len(text) <= _LONGEST_CACHED else self._rename_controls(text)
 
     def _rename_controls(self, text: str) -> str:
         return self._controls.sub(lambda match: self._names[match[0]], text)

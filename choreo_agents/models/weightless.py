@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.step import Attention
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.models.adapter import ModelAdapter
 from choreo_agents.models.adapter_files import read_adapter
 from choreo_agents.models.chat.template_analysis import chat_format
@@ -31,41 +29,33 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+_FACTS = (
+    "fingerprint",
+    "weights",
+    "max_positions",
+    "vocabulary_size",
+    "heads",
+    "parameters",
+    "geometry",
+    "kinds",
+    "end_tokens",
+)
+"""The attributes of a `ModelAdapter` that do not need its weights."""
+
+
 @dataclass(frozen=True)
-class _AdapterFacts:
-    """The attributes of a `ModelAdapter` that do not need its weights."""
-
-    fingerprint: str
-    weights: str
-    max_positions: int
-    vocabulary_size: int
-    heads: int
-    parameters: int
-    geometry: KVGeometry
-    kinds: tuple[AttentionKind, ...]
-    end_tokens: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class ServedModel(_AdapterFacts):
+class ServedModel:
     """The description of a model that a process has loaded: plain values that can be sent."""
 
-    name: str
-    """The name that it was loaded by."""
-    device: str
-    moved: tuple[float, float]
-    """Fields of its `MovedLogits`: error and tolerance."""
-    prepacked: int
+    facts: Mapping[str, Any]
+    probe: MovedLogits
     sampling_defaults: Sampling
 
     @classmethod
     def of(cls, model: LoadedModel) -> ServedModel:
         """Describe a loaded model; `weights` of a large one takes a while the first time."""
-        adapter = model.adapter
-        facts: dict[str, Any] = {field.name: getattr(adapter, field.name) for field in fields(_AdapterFacts)}
-        facts |= {"prepacked": model.prepacked, "sampling_defaults": model.sampling_defaults}
-        moved = (model.probe.error, model.probe.tolerance)
-        return cls(name=model.name, device=str(adapter.device), moved=moved, **facts)
+        facts = {name: getattr(model.adapter, name) for name in _FACTS}
+        return cls(facts, model.probe, model.sampling_defaults)
 
     def load(self, name: str | Path, *, chat: Mapping[str, Any] | None = None) -> LoadedModel:
         """Load a model's configuration and tokenizer, and take the rest from this description.
@@ -82,13 +72,12 @@ class ServedModel(_AdapterFacts):
         tokenizer = checkpoint.tokenizer()
         return LoadedModel(
             str(name),
-            WeightlessAdapter(checkpoint, self),
+            WeightlessAdapter(checkpoint, self.facts),
             tokenizer,
             chat_format(tokenizer, chat),
             safe_tokenizer(tokenizer),
-            MovedLogits(*self.moved),
+            self.probe,
             ProbePrompt([0, 0], torch.zeros(2, 1)),  # never used: the adapter refuses to compute
-            self.prepacked,
             sampling_defaults=self.sampling_defaults,
             fallback_reason="it is computed by remote engines",
         )
@@ -99,15 +88,15 @@ class WeightlessAdapter(ModelAdapter):
 
     Args:
         checkpoint: The model's files.
-        served: Description from the process that has its weights.
+        facts: Its attributes, from the process that has its weights.
     """
 
-    def __init__(self, checkpoint: Checkpoint, served: ServedModel) -> None:
+    def __init__(self, checkpoint: Checkpoint, facts: Mapping[str, Any]) -> None:
         self._checkpoint = checkpoint
         self.device = torch.device("cpu")
         """Device of the few tensors that are kept here."""
         # Without `ModelAdapter.__init__`, which needs weights; this also fills the cached property `weights`.
-        vars(self).update((field.name, getattr(served, field.name)) for field in fields(_AdapterFacts))
+        vars(self).update(facts)
 
     @cached_property
     def skeleton(self) -> PreTrainedModel:

@@ -1,8 +1,8 @@
-/* What the library's functions are told; structs.py has the same fields. */
+/* What the library's functions are told; structs.py reads its fields here. */
 #pragma once
 #include <stdint.h>
 
-#define LAYOUT 4 /* one more whenever a structure changes; structs.py has it, too */
+#define LAYOUT 4 /* one more whenever a structure changes */
 
 typedef void (*parallel_fn)(void (*)(void *), void *, unsigned, unsigned);
 

@@ -291,7 +291,7 @@ def encoded_view(engine: Engine, assembly: Assembly, modules: Mapping[str, Messa
             own: Any = {"author": "/".join(text.module) or None, "role": text.role, "confidential": text.confidential}
             context = (view.handles[: len(offsets)], offsets, text.offset)
             handle = engine.prefill(text.tokens, *context, lazy=lazy, **own)
-            leases.add([handle])
+            leases.handles.append(handle)
             view.placed.insert(len(offsets), (text.offset, handle))
     except BaseException:
         view.release()

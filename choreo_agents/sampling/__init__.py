@@ -1,15 +1,18 @@
 """Sampling: chooses the next token of each request from logits, within filters, penalties and constraints."""
 
-from choreo_agents.sampling.constraints.answers import AnswerPaths, ChoiceConstraint
-from choreo_agents.sampling.constraints.base import (
+from choreo_agents.sampling.constraints import (
+    BLANK_LINES,
     Allowed,
     AnswerConstraint,
+    AnswerPaths,
+    ChoiceConstraint,
     ConstrainedAnswer,
     FreeAnswer,
+    Grammar,
+    Phase,
+    ThinkingConstraint,
     TokenConstraint,
 )
-from choreo_agents.sampling.constraints.grammar import Grammar
-from choreo_agents.sampling.constraints.thinking import BLANK_LINES, Phase, ThinkingConstraint
 from choreo_agents.sampling.draw import Draw
 from choreo_agents.sampling.kernel import DrawKernel, DrawnTokens
 from choreo_agents.sampling.parameters import Sampling, checkpoint_sampling

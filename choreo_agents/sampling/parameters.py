@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, model_validator
 
 from choreo_agents.arguments import Options
-from choreo_agents.sampling.constraints.grammar import Grammar
+from choreo_agents.sampling.constraints import Grammar
 
 MOST_LOGPROBS = 64
 MOST_ANSWERS = 4096

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from choreo_agents.sampling.constraints.base import AnswerConstraint
+from choreo_agents.sampling.constraints import AnswerConstraint
 from choreo_agents.sampling.draw import Draw, drawn_row, drawn_rows
 from choreo_agents.sampling.elementary import HIGHEST, LOG2_E
 from choreo_agents.sampling.gumbel_max import bound_of_highest, draw_token, exact_weights

@@ -1,6 +1,6 @@
 """Cache mapper: a low-rank correction of cached keys and values, so that merged branches fit beside each other.
 
-Also the config of a synthesizer, which says whether it reads boundaries: after each branch, the opening of a next turn,
+Also the file that says whether a synthesizer reads boundaries: after each branch, the opening of a next turn,
 encoded when branches are merged. In an ordinary prompt the first tokens of a turn have attended to the turn before, and
 a model may read its last sentences there. In a worker's cache nothing follows the branch, so that they are missed.
 """
@@ -8,11 +8,11 @@ a model may read its last sentences there. In a worker's cache nothing follows t
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
 from choreo_agents.attention.kind import AttentionKind
@@ -138,34 +138,29 @@ def load_mapper(folder: Path, geometry: KVGeometry, kinds: Sequence[AttentionKin
     return mapper.eval().requires_grad_(False)
 
 
-MERGING_FILE = "merging.json"
+MERGING_FILE, _BOUNDARIES = "merging.json", '{"boundaries":true}\n'
 
 
-class MergingConfig(BaseModel):
-    """Input format that a synthesizer's adapter and mapper were trained on. Frozen."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    boundaries: bool = False
-
-
-def write_merging(folder: Path, config: MergingConfig) -> None:
-    """Write the config beside the adapter.
+def write_boundaries(folder: Path) -> None:
+    """Note beside an adapter or a mapper that it was trained with boundaries.
 
     Raises:
         OSError: It cannot be written.
     """
-    write_text(folder / MERGING_FILE, config.model_dump_json() + "\n")
+    write_text(folder / MERGING_FILE, _BOUNDARIES)
 
 
-def read_merging(folder: Path) -> MergingConfig:
-    """Read the config of a folder; without a file, return the default.
+def reads_boundaries(folder: Path) -> bool:
+    """Return whether the adapter of a folder was trained with boundaries.
 
     Raises:
-        AdapterError: The file is damaged, or of a later version.
+        AdapterError: The file that says so is damaged, or of a later version.
     """
     path = folder / MERGING_FILE
     try:
-        return MergingConfig.model_validate_json(path.read_bytes()) if path.exists() else MergingConfig()
-    except (OSError, ValidationError) as error:
+        content = json.loads(path.read_bytes()) if path.exists() else {}
+        if content not in ({}, json.loads(_BOUNDARIES), {"boundaries": False}):
+            raise ValueError("it has other fields")
+    except (OSError, ValueError, RecursionError) as error:
         raise AdapterError(f"{str(path)!r} cannot be read: train again, or remove it") from error
+    return bool(content.get("boundaries"))

@@ -4,46 +4,35 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from rich.console import Console
 from rich.markup import escape
 
-from choreo_agents.terminal.options import waiting
+from choreo_agents.terminal.options import option_of, waiting
 
 if TYPE_CHECKING:
     from choreo_agents.models import LoadedModel
 
 _SMALL_MODEL = 20_000_000
 """Number of parameters below which a model runs on one thread."""
-DeviceOption = Annotated[
-    str, typer.Option("--device", help="Device of the model: cpu, cuda, cuda:1, ...; auto: the GPU if there is one.")
-]
-DtypeOption = Annotated[
-    str,
-    typer.Option(
-        "--dtype",
-        metavar="DTYPE",
-        help="Of weights and KV: bfloat16, float16, float32; auto: the checkpoint's own where the CPU has kernels.",
-    ),
-]
-PrepackedOption = Annotated[
-    bool,
-    typer.Option("--prepacked/--no-prepacked", help="Prepack weights for the CPU: faster, if memory allows it."),
-]
-_OPTIONS = {"device": DeviceOption, "dtype": DtypeOption, "prepacked": PrepackedOption}
 
 
 @dataclass(frozen=True)
 class Loading:
-    """Values of `--device`, `--dtype` and `--prepacked`."""
+    """How a model is loaded; its fields are options of all commands that load one."""
 
-    device: str = "auto"
-    dtype: str = "auto"
-    prepacked: bool = True
+    device: str = Field(
+        default="auto", description="Device of the model: cpu, cuda, cuda:1, ...; auto: the GPU if there is one."
+    )
+    dtype: str = Field(
+        default="auto",
+        description="Of weights and KV: bfloat16, float16, float32; auto: the checkpoint's own if the CPU has kernels.",
+    )
+    prepacked: bool = Field(default=True, description="Prepack weights for the CPU: faster, if memory allows it.")
 
     def model(self, name: Any) -> LoadedModel:
         """Load the model of that name."""
@@ -55,24 +44,22 @@ class Loading:
 USUAL = Loading()
 
 
-def takes_loading(command: Callable[..., None]) -> Callable[..., None]:
+def takes_loading(command: Callable[..., Any]) -> Callable[..., Any]:
     """Replace a command's parameter `loading` by the three options, with the defaults that it has in the parameter.
 
     Called from Python, the command still accepts `loading=`.
     """
+    fields = Loading.__pydantic_fields__  # type: ignore[attr-defined]
     parameters = dict(inspect.signature(command, eval_str=True).parameters)
     usual: Loading = parameters.pop("loading").default
 
     @wraps(command)
-    def wrapper(*args: Any, **kwargs: Any) -> None:
-        chosen = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        chosen = {name: kwargs.pop(name) for name in fields if name in kwargs}
         kwargs.setdefault("loading", Loading(**chosen))
-        command(*args, **kwargs)
+        return command(*args, **kwargs)
 
-    options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(usual, name), annotation=option)
-        for name, option in _OPTIONS.items()
-    ]
+    options = [option_of(name, field).replace(default=getattr(usual, name)) for name, field in fields.items()]
     seen_by_typer: Any = wrapper
     seen_by_typer.__signature__ = inspect.Signature([*parameters.values(), *options])
     return wrapper

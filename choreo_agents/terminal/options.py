@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
+from annotated_types import Ge, Le
+from pydantic.fields import FieldInfo
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -23,7 +26,22 @@ ModelOption = Annotated[
         help="[b]embedded[/b], a folder in Hugging Face's layout, or a hub name: see [b]choreo models check[/b].",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print only one JSON object to stdout.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print only JSON to stdout: one object; of run --inputs, one per line.")
+]
+
+
+def option_of(name: str, field: FieldInfo) -> inspect.Parameter:
+    """Return a pydantic field as a parameter of a command: an option with its limits, description and default."""
+    least = next((limit.ge for limit in field.metadata if isinstance(limit, Ge)), None)
+    most = next((limit.le for limit in field.metadata if isinstance(limit, Le)), None)
+    limits: Any = {"min": least, "max": most} if least is not None or most is not None else {}
+    help_text = field.description or ""
+    if get_origin(field.annotation) is Literal:
+        limits["metavar"] = name.upper()  # typer would show all choices here, broken at 80 columns
+        help_text = f"{help_text.removesuffix('.')}: {', '.join(get_args(field.annotation))}."
+    kind, option = inspect.Parameter.KEYWORD_ONLY, typer.Option(help=help_text, **limits)
+    return inspect.Parameter(name, kind, default=field.default, annotation=Annotated[field.annotation, option])
 
 
 @contextmanager
@@ -93,9 +111,11 @@ def waiting(console: Console, text: str) -> Iterator[None]:
         yield
 
 
-def titled(title: str, columns: Iterable[str], right: Collection[str] = ()) -> Table:
-    """Return a table without rows; the columns in `right` are right-aligned, and the title is no markup."""
+def titled(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[str] = ()) -> Table:
+    """Return a table whose columns in `right` are right-aligned; cells are rich's markup, the title is not."""
     table = Table(box=box.SIMPLE_HEAD, title=Text(title), title_justify="left")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table

@@ -18,7 +18,7 @@ from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.models import ChatFormat, LoadedModel, PromptText
 from choreo_agents.models.chat.format import ThoughtsFormat, TurnFormat
 from choreo_agents.models.support import MovedLogits, ProbePrompt
-from choreo_agents.sampling import AnswerConstraint, SampledToken, Sampler, SamplerCall, ThinkingConstraint
+from choreo_agents.sampling import SampledToken, Sampler, SamplerCall, ThinkingConstraint
 
 if TYPE_CHECKING:
     from choreo_agents.attention.step import Attention
@@ -136,17 +136,14 @@ class ScriptedSampler:
 
     Args:
         call: The decode that it samples for.
-        tokens: Tokens of the answer, which must be allowed (see `follows`).
+        tokens: Tokens of the decode, which must be allowed (see `generated`).
         unsaid: Called if the decode ends before its first token.
-        thoughts: Tokens of its thoughts, if the decode thinks: as many as the constraint allows.
     """
 
-    def __init__(
-        self, call: SamplerCall, tokens: Iterable[int], unsaid: Callable[[], None], thoughts: Iterable[int] = ()
-    ) -> None:
+    def __init__(self, call: SamplerCall, tokens: Iterable[int], unsaid: Callable[[], None]) -> None:
         self.constraint = None if call.constraint is None else call.constraint()
         self._call = call
-        self._lines = _Lines(tokens, thoughts)
+        self._tokens = chain(tokens, repeat(ScriptedTokenizer.end_token_id))
         self._unsaid: Callable[[], None] | None = unsaid
         self._next: int | None = None
         """Token that was chosen and not taken yet."""
@@ -158,7 +155,7 @@ class ScriptedSampler:
             if self._call.logits_callback is not None:
                 self._call.logits_callback(logits)
             self._unsaid = None
-            token = self._next = self._lines.next(self.constraint)
+            token = self._next = next(self._tokens)
         most = self._call.sampling.logprobs
         return SampledToken(token) if most is None else SampledToken(token, 0.0, ((token, 0.0),)[:most])
 
@@ -175,35 +172,33 @@ class ScriptedSampler:
             unsaid()
 
 
-class _Lines:
-    """Tokens of the answer, and of the thoughts before it, endless."""
+def generated(call: SamplerCall, tokens: Iterable[int], thoughts: Iterable[int] = ()) -> list[int] | None:
+    """Return all tokens of a decode that answers with these; None if its constraint does not allow them.
 
-    def __init__(self, tokens: Iterable[int], thoughts: Iterable[int]) -> None:
-        self._tokens = chain(tokens, repeat(ScriptedTokenizer.end_token_id))
-        self._thoughts = chain(thoughts, repeat(ScriptedTokenizer.thought_token_id))
-
-    def next(self, constraint: AnswerConstraint | None) -> int:
-        """Return the next token, of the thoughts or of the answer as the constraint's state requires."""
-        if not isinstance(constraint, ThinkingConstraint) or constraint.answers:
-            return next(self._tokens)
-        due = constraint.allowed()
-        return next(self._thoughts) if due is None else int(due[0])
-
-
-def follows(call: SamplerCall, tokens: Iterable[int], thoughts: Iterable[int] = ()) -> bool:
-    """Return whether a decode may generate these tokens under its constraint."""
+    Args:
+        call: The decode.
+        tokens: Tokens of the answer; end tokens follow.
+        thoughts: Tokens of its thoughts, if the decode thinks: as many as the constraint allows.
+    """
     if call.constraint is None:
-        return True
-    constraint, lines = call.constraint(), _Lines(tokens, thoughts)
+        return [*tokens]
+    constraint, made = call.constraint(), list[int]()
+    answer = chain(tokens, repeat(ScriptedTokenizer.end_token_id))
+    thinking = chain(thoughts, repeat(ScriptedTokenizer.thought_token_id))
     while not constraint.done:
-        token = lines.next(constraint)
+        if not isinstance(constraint, ThinkingConstraint) or constraint.answers:
+            token = next(answer)
+        else:
+            due = constraint.allowed()
+            token = next(thinking) if due is None else int(due[0])
         if constraint.refuses(token) or not constraint.permits(token):
-            return False
+            return None
         try:
             constraint.take(token)
         except ConstraintError:
-            return False
-    return True
+            return None
+        made.append(token)
+    return made
 
 
 def scripted_model(sampler: Callable[[SamplerCall], Sampler], context: int) -> LoadedModel:

@@ -17,7 +17,7 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import ScriptError
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampler, SamplerCall, Sampling, ThinkingConstraint
-from choreo_agents.testing.model import THINK, THOUGHT, ScriptedSampler, ScriptedTokenizer, follows, scripted_model
+from choreo_agents.testing.model import THINK, THOUGHT, ScriptedSampler, ScriptedTokenizer, generated, scripted_model
 
 _CONTEXT = 32_768
 _load = Engine.load  # a test may put `Script.load` in its place
@@ -147,15 +147,15 @@ class Script:
             # own.
             led = text.replace("<tool_call>{", "<tool_call>\n{").replace("}</tool_call>", "}\n</tool_call>")
             spaced = (space + variant if variant else "" for variant in (text, led) for space in (" ", ""))
-            written = [[*ScriptedTokenizer().spell(variant)] for variant in spaced]
-            tokens = next((tokens for tokens in written if follows(call, tokens, thoughts)), None)
+            written = (generated(call, ScriptedTokenizer().spell(variant), thoughts) for variant in spaced)
+            tokens = next((tokens for tokens in written if tokens is not None), None)
             if tokens is None:
                 raise _not_allowed(agent, text, call.sampling)
             self._said[agent].add(number)
             thinks = isinstance(call.constraint and call.constraint(), ThinkingConstraint)
             recorded = replace(draft, said=text, thought=thought if thinks else "")
             self._calls.append(recorded)
-            return ScriptedSampler(call, tokens, partial(self._withdraw, recorded, agent), thoughts)
+            return ScriptedSampler(call, tokens, partial(self._withdraw, recorded, agent))
 
     def _withdraw(self, withdrawn: ScriptedCall, *used: str | None) -> None:
         """Remove a call that ended before its first token; `used` is the agent whose line it used up, if it did."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,9 +13,9 @@ from torch.nn import functional
 
 from choreo_agents.errors import TrainingError
 from choreo_agents.models.checkpointing import checkpointing
-from choreo_agents.models.hook import attention_context
+from choreo_agents.models.hook import pass_context
 from choreo_agents.models.loader import LoadedModel
-from choreo_agents.models.lora import Adapted, LoraAdapter, apply_adapters
+from choreo_agents.models.lora import Adapted, LoraAdapter
 from choreo_agents.synthesis.mapper import CacheMapper
 from choreo_agents.training.packed import PackedAttention, PackedTraces
 from choreo_agents.training.trace import Trace, batched
@@ -111,13 +112,9 @@ class TraceForward:
             for part in (packed.tokens, packed.positions, packed.predictors, packed.targets, packed.owners)
         )
 
-        @contextmanager
-        def hooked() -> Iterator[None]:
-            with attention_context(attention), apply_adapters(adapted):
-                yield
-
+        again = partial(pass_context, attention, adapted)
         random = any(lora.dropout for lora, _ in adapted)
-        with checkpointing(adapter.model, hooked, random=random) if self.checkpointed else nullcontext():
+        with checkpointing(adapter.model, again, random=random) if self.checkpointed else nullcontext():
             logits = adapter.traced_logits(tokens, positions, attention, predictors, adapted)
         return LearntLogits(logits, targets, owners)
 

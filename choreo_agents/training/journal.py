@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ _END = b"\n"
 """The only end of a line: answers may contain Unicode line separators, at which `splitlines` would cut."""
 
 
-class Journal(AbstractContextManager["Journal"]):
+class Journal(ExitStack):
     """Records of a run by key, each key once, whatever interrupts the run.
 
     The first line has the settings, so results of different runs never mix. A line that was cut off is dropped. While
@@ -34,6 +34,7 @@ class Journal(AbstractContextManager["Journal"]):
     """
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
+        super().__init__()
         self.path = path
         self.records: dict[str, Record] = {}
         """Records by key, in the order in which they were added."""
@@ -43,7 +44,7 @@ class Journal(AbstractContextManager["Journal"]):
                 taken = f"another run is writing to {str(path)!r}: wait, or pass another file"
                 opened.enter_context(locked(path.with_name(path.name + ".lock"), taken))
                 self._open(path, json.loads(json.dumps(settings)), opened)
-            self._opened = opened.pop_all()
+            self.push(opened.pop_all())
 
     def _open(self, path: Path, settings: Mapping[str, Any], opened: ExitStack) -> None:
         data = path.read_bytes() if path.exists() else b""
@@ -82,13 +83,6 @@ class Journal(AbstractContextManager["Journal"]):
             with suppress(OSError):
                 self._file.truncate(before)
             raise
-
-    def close(self) -> None:
-        """Close the file and release its lock."""
-        self._opened.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 @contextmanager

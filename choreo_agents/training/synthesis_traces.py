@@ -115,22 +115,33 @@ def _stop(model: LoadedModel) -> tuple[int, ...]:
     return opening if opening and opening[0] in ends else ends[:1]
 
 
-def cache_trace(
-    fan: BranchExample,
-    layout: SynthesisLayout,
-    *,
-    mapped: bool = False,
-    adapter: str | None = None,
-    boundaries: bool = False,
-) -> Trace:
+@dataclass(frozen=True)
+class Views:
+    """Settings that turn examples of branches into traces."""
+
+    layouts: Sequence[SynthesisLayout] = ("parallel",)
+    """Layouts, of which each example gets a random one."""
+    mapped: bool = False
+    """Whether a cache mapper's copy of each branch, named `branch mapped`, is read instead of the branch."""
+    adapter: str | None = None
+    """Encodes the synthesizer's own messages; workers' messages are the model's alone."""
+    boundaries: bool = False
+    """Whether the boundary after each branch, named `branch end`, is read."""
+    text: bool = True
+    """Whether the teacher's text trace is made as well."""
+
+    def example(self, fan: BranchExample, rng: random.Random) -> Example:
+        """Return the traces of an example, with a random layout."""
+        return Example(cache_trace(fan, rng.choice(self.layouts), self), text_trace(fan) if self.text else None)
+
+
+def cache_trace(fan: BranchExample, layout: SynthesisLayout, views: Views = Views()) -> Trace:
     """Return the trace of an answer that reads the workers' own KV, at the positions of `place_branches`.
 
     Args:
         fan: The example.
         layout: Positions of the branches in the synthesizer's view.
-        mapped: Whether it sees a cache mapper's copy of each branch, named `branch mapped`, instead of the branch.
-        adapter: Encodes the synthesizer's own messages; workers' messages are the model's alone.
-        boundaries: Whether it reads the boundary after each branch, named `branch end`.
+        views: What the synthesizer reads, and its adapter; not its layouts.
     """
     messages: list[TraceMessage] = []
     trunk = _chain(messages, fan.trunk, [])
@@ -138,7 +149,7 @@ def cache_trace(
     for private, words in fan.branches:
         _, own = _chain(messages, [*private, words], trunk)[-1]
         shown.append(words.name)
-        if mapped:
+        if views.mapped:
             shown[-1] = f"{words.name} mapped"
             link: Any = {"parents": (words.name,), "offsets": (own,)}
             messages.append(replace(messages[-1], name=shown[-1], **link, learn=None, mapped=True))
@@ -146,13 +157,13 @@ def cache_trace(
     placed = [(encoded[name].position, len(encoded[name].tokens)) for name in shown]
     offsets, anchors, end = place_branches(layout, [len(turn.tokens) for turn in fan.trunk], placed)
     view = list(zip([name for name, _ in trunk] + shown, offsets + anchors, strict=True))
-    if boundaries and fan.boundaries:
+    if views.boundaries and fan.boundaries:
         after = sum(len(turn.tokens) for turn in fan.trunk)
         for name, anchor, tokens in zip(shown, anchors, fan.boundaries, strict=True):
-            _chain(messages, [TraceMessage(f"{name} end", tokens)], [*trunk, (name, after)], adapter=adapter)
+            _chain(messages, [TraceMessage(f"{name} end", tokens)], [*trunk, (name, after)], adapter=views.adapter)
             view.append((messages[-1].name, anchor + len(encoded[name].tokens)))
     for following in (fan.following, *fan.others):
-        _chain(messages, following, view, end, adapter)
+        _chain(messages, following, view, end, views.adapter)
     return Trace(fan.id, tuple(messages))
 
 
@@ -166,27 +177,6 @@ def text_trace(fan: BranchExample) -> Trace:
     for following in (fan.following, *fan.others):
         _chain(messages, following, view)
     return Trace(f"{fan.id} text", tuple(messages))
-
-
-@dataclass(frozen=True)
-class Views:
-    """Settings that turn examples of branches into traces."""
-
-    layouts: Sequence[SynthesisLayout] = ("parallel",)
-    """Layouts, of which each example gets a random one."""
-    mapped: bool = False
-    """As for `cache_trace`, as is `adapter`."""
-    adapter: str | None = None
-    boundaries: bool = False
-    """As for `cache_trace`."""
-    text: bool = True
-    """Whether the teacher's text trace is made as well."""
-
-    def example(self, fan: BranchExample, rng: random.Random) -> Example:
-        """Return the traces of an example, with a random layout."""
-        layout = rng.choice(self.layouts)
-        cache = cache_trace(fan, layout, mapped=self.mapped, adapter=self.adapter, boundaries=self.boundaries)
-        return Example(cache, text_trace(fan) if self.text else None)
 
 
 def _chain(

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from choreo_agents.models import LoadedModel
-from choreo_agents.training.checkpoints import Checkpoints, reserved
+from choreo_agents.training.checkpoints import reserved
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.tuned import Tuned
-from choreo_agents.training.tuning import EvalScore, Outcome, Source, TrainingProgress, Tuning, run_and_keep
+from choreo_agents.training.tuning import EvalScore, Source, TrainingProgress, Tuning, run_and_keep
 
 Judged = tuple[EvalScore, Mapping[str, float]]
 """Score of the weights, and its components by name."""
@@ -55,14 +55,14 @@ def train_synthesizer(
     on_progress: Callable[[TrainingProgress], None] = lambda progress: None,
     on_score: Callable[[int, Mapping[str, float]], None] = lambda epoch, shares: None,
     command: str = "",
-) -> Outcome:
+) -> TrainingProgress:
     """Train an adapter and a mapper; an interrupted run in the same directory is resumed.
 
     Args:
         model: The model that both belong to.
         settings: Hyperparameters; a rank of 0 leaves the adapter or the mapper out.
         curriculum: Examples and evaluation.
-        run: Directory of checkpoints.
+        run: Directory of the checkpoint.
         out: Directory for the best weights and a card.
         on_progress: Called after every batch.
         on_score: Called with the components of the score after each epoch.
@@ -80,12 +80,11 @@ def train_synthesizer(
         on_score(epoch, shares)
         return score
 
-    def describe(outcome: Outcome) -> Mapping[str, Any]:
+    def describe(outcome: TrainingProgress) -> Mapping[str, Any]:
         scores = {"untrained": outcome.untrained.score, "best": outcome.best.score}
         return {"curriculum": curriculum.as_object(), **scores}
 
     with reserved(run):
-        checkpoints = Checkpoints(run / "checkpoints")
-        tuning = Tuning(tuned, curriculum.source(tuned), judge, checkpoints, curriculum.judged_by)
+        tuning = Tuning(tuned, curriculum.source(tuned), judge, run / "checkpoint.pt", curriculum.judged_by)
         run_and_keep(tuning, out, on_progress, describe, command=command)
     return tuning.outcome

@@ -13,7 +13,8 @@ from choreo_agents.errors import TrainingError
 from choreo_agents.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE, exchanged, write_adapter
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.models.lora import LoraAdapter, LowRank, hook_layers, require_fit
-from choreo_agents.synthesis.mapper import MAPPER_FILE, MERGING_FILE, CacheMapper, MergingConfig, write_merging
+from choreo_agents.synthesis.mapper import MAPPER_FILE, MERGING_FILE, CacheMapper, write_boundaries
+from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.settings import TuneSettings
 
 TUNED = "tuned"
@@ -46,6 +47,11 @@ class Tuned:
                 self.mapper = CacheMapper(adapter.geometry, adapter.kinds, settings.mapper_rank).to(adapter.device)
         if self.lora is None and self.mapper is None:
             raise TrainingError("there is nothing to train: set the rank of the adapter or of the mapper above 0")
+
+    def forward(self, *, checkpointed: bool = False) -> TraceForward:
+        """Return the forward pass of the model with these parameters, over traces that name the adapter `TUNED`."""
+        adapters = {} if self.lora is None else {TUNED: self.lora}
+        return TraceForward(self.model, adapters=adapters, mapper=self.mapper, checkpointed=checkpointed)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield all trainable parameters in a stable order, the adapter's first."""
@@ -83,7 +89,7 @@ class Tuned:
             if self.mapper is not None:
                 self.mapper.save(staging, weights)
             if self.settings.boundaries:
-                write_merging(staging, MergingConfig(boundaries=True))
+                write_boundaries(staging)
 
     @property
     def parameters(self) -> int:

@@ -12,7 +12,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,10 +22,10 @@ from torch.nn import functional
 
 from choreo_agents.errors import TrainingError
 from choreo_agents.models.files import write_text
-from choreo_agents.training.checkpoints import UNREADABLE, Checkpoints
+from choreo_agents.training.checkpoints import UNREADABLE, write_checkpoint
 from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.trace import Trace, batched
-from choreo_agents.training.tuned import TUNED, Tuned
+from choreo_agents.training.tuned import Tuned
 
 CHECKPOINT_EVERY_S = 30.0
 
@@ -52,25 +52,6 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class TrainingProgress:
-    """Progress of a training run."""
-
-    epoch: int
-    epochs: int
-    batch: int
-    batches: int
-    """Batches of this epoch."""
-    loss: float
-    """Mean over the epoch so far, in nats per learnt token."""
-    tokens: int
-    """Tokens encoded since this process began, without teachers'."""
-    seconds: float
-    """Seconds since this process began."""
-    score: float | None
-    """The last held-out score."""
-
-
-@dataclass(frozen=True)
 class EvalScore:
     """Score of the weights on the held-out split; higher is better."""
 
@@ -88,22 +69,41 @@ Judge = Callable[[int], EvalScore]
 
 
 @dataclass
-class Outcome:
-    """Result of a training run."""
+class TrainingProgress:
+    """Progress of a training run, over all its processes, and at its end the result; part of each checkpoint."""
 
+    epochs: int
+    """Most epochs."""
+    epoch: int = 0
+    """Number of epochs that were trained and scored."""
+    batch: int = 0
+    """Number of batches of the next epoch that were trained."""
+    batches: int = 0
+    """Batches of that epoch; 0 between two epochs."""
+    loss_sum: float = 0.0
+    """Sum over the learnt tokens of the epoch so far, in nats."""
+    learnt_tokens: int = 0
+    """Their number."""
     steps: int = 0
     tokens: int = 0
+    """Tokens encoded, without teachers'."""
+    seconds: float = 0.0
     best_epoch: int = 0
     """Epoch of the best weights; 0: those before training."""
+    command: str = ""
+    """Command line that began the run, and repeats it."""
     history: list[dict[str, Any]] = field(default_factory=list)
     """Training loss, held-out score and held-out loss of each epoch, the first of them before training."""
-    seconds: float = 0.0
-    """Seconds up to the last checkpoint, over all processes."""
 
     @property
-    def epochs(self) -> int:
-        """Number of epochs that were trained and scored."""
-        return len(self.history) - 1
+    def loss(self) -> float:
+        """Mean over the epoch so far, in nats per learnt token."""
+        return self.loss_sum / self.learnt_tokens if self.learnt_tokens else math.nan
+
+    @property
+    def score(self) -> float:
+        """The last held-out score."""
+        return float(self.history[-1]["held_out_score"])
 
     @property
     def untrained(self) -> EvalScore:
@@ -127,18 +127,14 @@ class Tuning:
         tuned: The parameters; after the run they have the best weights.
         source: Source of the examples.
         judge: Called before the first epoch and after each.
-        checkpoints: Checkpoints to resume from and to write.
+        checkpoint: File to resume from, if it exists, and to write.
         judged_by: Digest of the held-out data: a run does not resume with another one.
     """
 
-    def __init__(
-        self, tuned: Tuned, source: Source, judge: Judge, checkpoints: Checkpoints, judged_by: str = ""
-    ) -> None:
+    def __init__(self, tuned: Tuned, source: Source, judge: Judge, checkpoint: Path, judged_by: str = "") -> None:
         self.tuned, self.settings, self.source = tuned, tuned.settings, source
-        self._judge, self._judged_by, self._checkpoints = judge, judged_by, checkpoints
-        adapters = {} if tuned.lora is None else {TUNED: tuned.lora}
-        checkpointed = self.settings.checkpointed
-        self._forward = TraceForward(tuned.model, adapters=adapters, mapper=tuned.mapper, checkpointed=checkpointed)
+        self._judge, self._judged_by, self._checkpoint = judge, judged_by, checkpoint
+        self._forward = tuned.forward(checkpointed=self.settings.checkpointed)
         self._teacher = TraceForward(tuned.model)
         groups: dict[float, list[Tensor]] = {}
         for name, parameter in tuned.named_parameters():
@@ -147,17 +143,15 @@ class Tuning:
         self._parameters = [parameter for _, parameter in tuned.named_parameters()]
         rated = [{"params": parameters, "highest": rate} for rate, parameters in groups.items()]
         self._optimizer = torch.optim.AdamW(rated, weight_decay=self.settings.weight_decay)
-        self.outcome = Outcome()
+        self.outcome = TrainingProgress(self.settings.epochs)
         self.ended = False
         """Whether the parameters have their final, best weights, also after a loss that is not finite."""
-        self._epoch, self._batch, self._sum, self._learnt = 0, 0, 0.0, 0
         self._best_state: dict[str, Tensor] | None = None
-        self._started, self._seconds_before, self._tokens_before = 0.0, 0.0, 0
 
     def run(
         self, on_progress: Callable[[TrainingProgress], None], *, checkpoint_every_s: float = CHECKPOINT_EVERY_S
-    ) -> Outcome:
-        """Train to the end, from the newest checkpoint if there is one.
+    ) -> TrainingProgress:
+        """Train to the end, from the checkpoint if there is one.
 
         Args:
             on_progress: Called after every batch and every score.
@@ -167,31 +161,33 @@ class Tuning:
             TrainingError: The loss is not finite any more: the message names the trace, and the best weights so far
                 are kept. Or there are no examples, or the checkpoint is damaged or another run's.
         """
-        saved = self._checkpoints.newest()
-        if saved is not None:
-            self._load(saved)
-        self._started = written = time.perf_counter()
-        self._seconds_before, self._tokens_before = self.outcome.seconds, self.outcome.tokens
-        if not self.outcome.history:
+        if self._checkpoint.exists():
+            self._load(self._checkpoint)
+        progress, written = self.outcome, time.perf_counter()
+        began = written - progress.seconds
+        if not progress.history:
             self._score()
-        while self._epoch < self.settings.epochs and self._epoch - self.outcome.best_epoch < self.settings.patience:
-            batches = self._batches(self._epoch)
-            while self._batch < len(batches):
-                self._step(batches[self._batch], len(batches))
-                self._batch += 1
-                on_progress(self._progress(len(batches)))
+        while progress.epoch < progress.epochs and progress.epoch - progress.best_epoch < self.settings.patience:
+            batches = self._batches(progress.epoch)
+            progress.batches = len(batches)
+            if not progress.batch:
+                progress.loss_sum, progress.learnt_tokens = 0.0, 0
+            while progress.batch < len(batches):
+                self._step(batches[progress.batch])
+                progress.batch += 1
+                progress.seconds = time.perf_counter() - began
+                on_progress(replace(progress, history=[*progress.history]))
                 if time.perf_counter() - written >= checkpoint_every_s:
                     self._save()
                     written = time.perf_counter()
-            self._epoch, self._batch = self._epoch + 1, 0
+            progress.epoch, progress.batch, progress.batches = progress.epoch + 1, 0, 0
             self._score()
-            progress = self._progress(0)
-            self._sum, self._learnt = 0.0, 0
+            progress.seconds = time.perf_counter() - began
             self._save()
             written = time.perf_counter()
-            on_progress(progress)
+            on_progress(replace(progress, history=[*progress.history]))
         self._take_best()
-        return self.outcome
+        return progress
 
     def _batches(self, epoch: int) -> list[list[Example]]:
         """Return an epoch's batches: traces of similar lengths in each, the batches in random order."""
@@ -206,11 +202,12 @@ class Tuning:
         rng.shuffle(batches)
         return [[by_trace[id(trace)] for trace in batch] for batch in batches]
 
-    def _step(self, batch: Sequence[Example], batches: int) -> None:
-        settings = self.settings
-        self._set_rates((self._epoch + self._batch / batches) / settings.epochs)
+    def _step(self, batch: Sequence[Example]) -> None:
+        settings, progress = self.settings, self.outcome
+        self._set_rates((progress.epoch + progress.batch / progress.batches) / settings.epochs)
         with torch.random.fork_rng():
-            torch.manual_seed(random.Random(f"dropout {settings.seed} {self._epoch} {self._batch}").getrandbits(62))
+            place = f"{progress.epoch} {progress.batch}"
+            torch.manual_seed(random.Random(f"dropout {settings.seed} {place}").getrandbits(62))
             losses = self._losses(batch)
             if not bool(losses.isfinite().all()):
                 self._stop(batch, losses)
@@ -221,10 +218,10 @@ class Tuning:
             self._stop(batch, losses)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        self._sum += float(losses.detach().sum())
-        self._learnt += learnt
-        self.outcome.steps += 1
-        self.outcome.tokens += sum(example.trace.tokens for example in batch)
+        progress.loss_sum += float(losses.detach().sum())
+        progress.learnt_tokens += learnt
+        progress.steps += 1
+        progress.tokens += sum(example.trace.tokens for example in batch)
 
     def _losses(self, batch: Sequence[Example]) -> Tensor:
         """Return [traces], the sum of the learnt tokens' losses of each trace."""
@@ -245,13 +242,14 @@ class Tuning:
 
     def _score(self) -> None:
         """Score the weights, and keep them if they are the best so far or the settings keep the last."""
+        progress = self.outcome
         with torch.no_grad():
-            result = self._judge(self._epoch)
-        if self._epoch == 0 or result.rank > self.outcome.best.rank or self.settings.keep == "last":
-            self.outcome.best_epoch, self._best_state = self._epoch, self.tuned.state()
-        loss = self._sum / self._learnt if self._learnt else None
-        scored = {"epoch": self._epoch, "loss": loss, "held_out_score": result.score, "held_out_loss": result.loss}
-        self.outcome.history.append(scored)
+            result = self._judge(progress.epoch)
+        if progress.epoch == 0 or result.rank > progress.best.rank or self.settings.keep == "last":
+            progress.best_epoch, self._best_state = progress.epoch, self.tuned.state()
+        loss = progress.loss if progress.epoch else None
+        scored = {"epoch": progress.epoch, "loss": loss, "held_out_score": result.score, "held_out_loss": result.loss}
+        progress.history.append(scored)
 
     def _stop(self, batch: Sequence[Example], losses: Tensor) -> None:
         """Restore the best weights and raise `TrainingError` with the trace whose loss is not finite."""
@@ -261,7 +259,7 @@ class Tuning:
         every = ", ".join(repr(example.trace.id) for example in batch)
         where = f"trace {wrong[0]!r}" if wrong else f"the gradient of {every}"
         raise TrainingError(
-            f"the loss is not finite at {where} (epoch {self._epoch + 1}): the weights of epoch "
+            f"the loss is not finite at {where} (epoch {self.outcome.epoch + 1}): the weights of epoch "
             f"{self.outcome.best_epoch} are kept. Lower the learning rate, or leave the trace out"
         )
 
@@ -278,13 +276,6 @@ class Tuning:
         for group in self._optimizer.param_groups:
             group["lr"] = group["highest"] * share
 
-    def _progress(self, batches: int) -> TrainingProgress:
-        seconds, tokens = time.perf_counter() - self._started, self.outcome.tokens - self._tokens_before
-        loss = self._sum / self._learnt if self._learnt else math.nan
-        score = self.outcome.history[-1]["held_out_score"]
-        epochs = self.settings.epochs
-        return TrainingProgress(self._epoch, epochs, self._batch, batches, loss, tokens, seconds, score)
-
     def _identity(self) -> dict[str, Any]:
         """Return settings and digests that a checkpoint must share with this run."""
         return {
@@ -295,16 +286,14 @@ class Tuning:
         }
 
     def _save(self) -> None:
-        self.outcome.seconds = self._seconds_before + time.perf_counter() - self._started
         state = {
             "identity": self._identity(),
-            "place": (self._epoch, self._batch, self._sum, self._learnt),
-            "outcome": asdict(self.outcome),
+            "progress": asdict(self.outcome),
             "parameters": self.tuned.state(),
             "best": self._best_state,
             "optimizer": self._optimizer.state_dict(),
         }
-        self._checkpoints.write(self.outcome.steps, state)
+        write_checkpoint(self._checkpoint, state)
 
     def _load(self, path: Path) -> None:
         try:
@@ -315,8 +304,7 @@ class Tuning:
                     f"{str(path)!r} was written by a run with other {' and '.join(differs)}: continue with the same "
                     "settings, or pass another folder"
                 )
-            self._epoch, self._batch, self._sum, self._learnt = state["place"]
-            self.outcome = Outcome(**state["outcome"])
+            self.outcome = TrainingProgress(**state["progress"])
             self.tuned.load_state(state["parameters"])
             self._best_state = state["best"]
             self._optimizer.load_state_dict(state["optimizer"])
@@ -326,35 +314,31 @@ class Tuning:
 
 CARD_FILE = "card.json"
 Card = dict[str, Any]
-_PER_CALL = {"command", "minutes", "torch", "device"}
-"""Entries of a card that differ between two calls of the same run."""
 
 
 def run_and_keep(
     tuning: Tuning,
     out: Path,
     on_progress: Callable[[TrainingProgress], None],
-    describe: Callable[[Outcome], Mapping[str, Any]],
+    describe: Callable[[TrainingProgress], Mapping[str, Any]],
     *,
     command: str = "",
 ) -> Card:
     """Train to the end and write the best weights with a card; without one if the loss ends as not finite.
-
-    A run that was finished before keeps its card, with its original command and time.
 
     Args:
         tuning: The run.
         out: Directory for weights and card.
         on_progress: As for `Tuning.run`.
         describe: Returns further entries of the card.
-        command: Command line that repeats the run.
+        command: Command line that repeats the run; of a resumed run the card has the first one.
 
     Raises:
         TrainingError: As for `Tuning.run`.
         OSError: The weights cannot be written; old files are kept.
     """
     path = out / CARD_FILE
-    old = _earlier_card(path)
+    tuning.outcome.command = command
     try:
         outcome = tuning.run(on_progress)
     except BaseException:
@@ -362,19 +346,10 @@ def run_and_keep(
             path.unlink(missing_ok=True)  # it describes other weights
             tuning.tuned.save(out)
         raise
-    card: Card = json.loads(json.dumps({"command": command, **describe(outcome), **_card(tuning, outcome)}))
-    if all(old.get(key) == card[key] for key in card.keys() - _PER_CALL):
-        tuning.tuned.save(out)
-        return old
-    path.unlink(missing_ok=True)
-    tuning.tuned.save(out)
-    write_text(path, json.dumps(card, indent=2) + "\n")
-    return card
-
-
-def _card(tuning: Tuning, outcome: Outcome) -> Card:
     tuned = tuning.tuned
-    return {
+    entries = {
+        "command": outcome.command,
+        **describe(outcome),
         "model": tuned.model.name,
         "weights": tuned.model.adapter.weights,
         "settings": tuned.settings.model_dump(mode="json"),
@@ -389,12 +364,9 @@ def _card(tuning: Tuning, outcome: Outcome) -> Card:
         "torch": torch.__version__,
         "device": tuned.model.adapter.device.type,
     }
-
-
-def _earlier_card(path: Path) -> Card:
-    """Read the existing card; empty if there is none that can be read."""
-    try:
-        old = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return old if isinstance(old, dict) else {}
+    text = json.dumps(entries, indent=2) + "\n"
+    path.unlink(missing_ok=True)
+    tuned.save(out)
+    write_text(path, text)
+    card: Card = json.loads(text)
+    return card

@@ -1,23 +1,24 @@
-"""Plays one item of a workflow: runs its graph on an engine, scores the result, and counts the cost."""
+"""Plays workflows: runs the graph of one item or of many on an engine, scores the results, and counts the cost."""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
 import time
-from codecs import BOM_UTF8
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any, TypeVar
 
 from langchain_core.runnables import RunnableConfig
-from pydantic import TypeAdapter, ValidationError
 
 from choreo_agents.engine import Engine, Memory
 from choreo_agents.engine.introspection import MemoryMap
-from choreo_agents.errors import InvalidRequestError
+from choreo_agents.errors import InvalidRequestError, KVBudgetError
 from choreo_agents.graph import ChoreoGraph
 from choreo_agents.graph.comparing import Comparison, compare
 from choreo_agents.graph.langgraph_internals import branch_of, superstep_of
@@ -26,7 +27,9 @@ from choreo_agents.graph.view.call_id import Replay, RunOptions
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
-from choreo_agents.workflows.case import CHAT_TOKENS, EMBEDDED_TOKENS, Case, Item, Options, Result, Variant, answers_of
+from choreo_agents.training.journal import Journal, Record
+from choreo_agents.workflows.answers import answers_of
+from choreo_agents.workflows.cases import CHAT_TOKENS, EMBEDDED_TOKENS, Case, Item, Options, Result, Variant
 from choreo_agents.workflows.phrasing import Prompts, load_prompts
 
 T = TypeVar("T")
@@ -36,6 +39,10 @@ OnToken = Callable[[str, str, str, Place], None]
 """Called for every chunk of decoded text, with agent, message id, text and the message's place."""
 MOST_STEPS = 1000
 """Most supersteps of a run (LangGraph's `recursion_limit`)."""
+AT_ONCE = 64
+"""Most items that are played concurrently."""
+TOKENS_EACH = 2048
+"""Tokens of KV memory for each concurrent item: a smaller memory budget lowers their number."""
 OnDecode = Callable[[Mapping[str, Any]], None]
 """Called for every finished message with its `stream_mode="custom"` item: agent, tokens encoded and reused, times."""
 
@@ -173,50 +180,6 @@ def require_variants(case: Case, names: str) -> list[str]:
     return chosen
 
 
-def read_json_lines(path: Path, kind: TypeAdapter[T], called: str) -> list[tuple[int, T]]:
-    """Return number and content of each line of a JSONL file that is not empty.
-
-    Args:
-        path: The file.
-        kind: Type of a line.
-        called: What a line is called in errors, with its article.
-
-    Raises:
-        InvalidRequestError: A line is no JSON, or none of this type; the message names it. Or there is no line.
-    """
-    lines: list[tuple[int, T]] = []
-    # Only a line feed ends a line: texts may hold what Unicode calls a line separator.
-    for number, line in enumerate(path.read_bytes().removeprefix(BOM_UTF8).split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            lines.append((number, kind.validate_json(line)))
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise InvalidRequestError(
-                f"line {number} of {str(path)!r} is not {called}: {where and where + ': '}{first['msg']}"
-            ) from error
-    if not lines:
-        raise InvalidRequestError(f"{str(path)!r} has no items")
-    return lines
-
-
-def read_items(case: Case, path: Path) -> list[Item]:
-    """Return the items of a JSONL file, one for each line that is not empty.
-
-    Raises:
-        InvalidRequestError: A line is no item of the case, or two have one id; the message names it. Or there is none.
-    """
-    items: dict[str, Item] = {}
-    for number, item in read_json_lines(path, TypeAdapter(case.item), f"an item of {case.name}"):
-        named = item if item.id else item.model_copy(update={"id": f"line {number}"})
-        if named.id in items:
-            raise InvalidRequestError(f"line {number} of {str(path)!r} has the id {named.id!r}, which another line has")
-        items[named.id] = named
-    return list(items.values())
-
-
 @dataclass(frozen=True)
 class Setting:
     """An item with its model, setup, seed and memory, to be played on a fresh engine for each method."""
@@ -303,3 +266,119 @@ def item_words(item: Item) -> list[tuple[str, str]]:
     fields = item.model_dump(exclude={"id"}, exclude_none=True).items()
     parts = ((name, part) for name, value in fields for part in (value if isinstance(value, list | tuple) else [value]))
     return [(name, part if isinstance(part, str) else json.dumps(part)) for name, part in parts]
+
+
+@dataclass(frozen=True)
+class PlayProgress:
+    """Progress of a variant over its items."""
+
+    variant: str
+    finished: int
+    """Items with a result, including those that the journal had before."""
+    tokens: int = 0
+    """Tokens encoded and reused since the start."""
+    seconds: float = 0.0
+
+
+def seeds_of(items: Sequence[Item], seed: int) -> list[int]:
+    """Return a seed for each item, which depends on its id and not on its place in the file."""
+    return [int.from_bytes(hashlib.sha256(f"{seed} {item.id}".encode()).digest()[:6], "big") for item in items]
+
+
+def content_of(item: Item) -> str:
+    """Return 16 hex digits of an item's content, which differ between items of the same id."""
+    return hashlib.sha256(item.model_dump_json(exclude_defaults=True).encode()).hexdigest()[:16]
+
+
+def require_known(journal: Journal, variant: str, items: Sequence[Item], adapter: str = "") -> None:
+    """Raise `InvalidRequestError` if the journal has a result under an item's id that is another item's or adapter's.
+
+    Args:
+        journal: The results.
+        variant: Key of the results.
+        items: The inputs.
+        adapter: Digest of the adapter that the variant is played with; empty for the model alone.
+    """
+    for item in items:
+        content = content_of(item) + adapter
+        if journal.records.get(f"{variant} | {item.id}", {}).get("content", content) != content:
+            raise InvalidRequestError(
+                f"{str(journal.path)!r} has the result of another item with the id {item.id!r}, or of another adapter: "
+                "pass another file, or other ids"
+            )
+
+
+async def play_items(
+    engine: Engine,
+    setup: Setup,
+    variant: str,
+    items: Sequence[Item],
+    seeds: Sequence[int],
+    journal: Journal,
+    on_progress: Callable[[PlayProgress], None] = lambda progress: None,
+    adapter: str = "",
+) -> None:
+    """Play the items that the journal does not have yet.
+
+    An item that cannot be played, such as one whose view outgrows the model's context, is recorded with its error. An
+    error that is not the item's, such as too little KV memory, ends the run; started again, it resumes.
+
+    Args:
+        engine: An engine with the variant's method.
+        setup: The setup with the variant's options.
+        variant: Key of the results.
+        items: The inputs.
+        seeds: A seed for each item.
+        journal: Gets a record for each item.
+        on_progress: Called after every item.
+        adapter: As for `require_known`.
+
+    Raises:
+        ChoreoError: The engine failed, or has too little memory.
+    """
+    pending = [place for place, item in enumerate(items) if f"{variant} | {item.id}" not in journal]
+    finished, started = len(items) - len(pending), time.perf_counter()
+    on_progress(PlayProgress(variant, finished))
+
+    async def play_one(place: int) -> None:
+        nonlocal finished
+        item = items[place]
+        record: Record = {"variant": variant, "item": item.id, "content": content_of(item) + adapter}
+        try:
+            result, spoken, _ = await play(engine, setup, item, seed=seeds[place])
+        except KVBudgetError:
+            raise
+        except InvalidRequestError as error:
+            record |= {"error": f"{type(error).__name__}: {error}", "score": 0.0 if item.graded else None}
+        else:
+            parts = {"answer": result.answer, "score": result.score, "parts": dict(result.parts)}
+            record |= parts | {"messages": spoken}
+        journal.add(f"{variant} | {item.id}", record)
+        finished += 1
+        stats = engine.stats()
+        tokens = stats.tokens_encoded + stats.tokens_reused + stats.tokens_recomputed
+        on_progress(PlayProgress(variant, finished, tokens, time.perf_counter() - started))
+
+    await at_once((partial(play_one, place) for place in pending), room(engine))
+
+
+def room(engine: Engine) -> int:
+    """Return how many items can be played concurrently within the engine's KV budget."""
+    tokens = engine.stats().kv_budget_bytes // engine.model.adapter.geometry.bytes_per_token
+    return min(AT_ONCE, max(1, tokens // TOKENS_EACH))
+
+
+async def at_once(jobs: Iterable[Callable[[], Awaitable[T]]], most: int) -> list[T]:
+    """Run jobs, at most `most` at a time, and return their results in order; the first error cancels the others."""
+    gate = asyncio.Semaphore(most)
+
+    async def gated(job: Callable[[], Awaitable[T]]) -> T:
+        async with gate:
+            return await job()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(gated(job)) for job in jobs]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]

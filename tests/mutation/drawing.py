@@ -26,12 +26,10 @@ ROOMS = {
         "graph/view/placed_view.py",
         "graph/view/reader_rules.py",
         "graph/view/view_builder.py",
-        "graph/view/view_encoder.py",
         "graph/view/view.py",
     ),
     "memory": ("kv", "engine/messages", "engine/request_builder.py", "runtime/loop.py"),
     "seals": (
-        "graph/provenance.py",
         "graph/signer.py",
         "engine/messages/seals.py",
         "kv/handle.py",

@@ -13,7 +13,7 @@ from typing import Any
 from choreo_agents import Engine, Memory
 from choreo_agents.models import load_model
 from choreo_agents.sampling import Sampler, SamplerCall, ThinkingConstraint
-from choreo_agents.testing.model import follows
+from choreo_agents.testing.model import generated
 from support.checkpoints import save_checkpoint
 from support.speaking import OutputStream
 from support.tool_templates import TOOL_CHECKPOINTS
@@ -91,7 +91,7 @@ class FamilyScript:
         thinks = isinstance(constraint, ThinkingConstraint)
         for text in self._texts(prompt, is_led=constraint is not None and not thinks):
             tokens = self.model.encode(self._thought(text) if thinks else text)
-            if thinks or constraint is None or follows(call, tokens):
+            if thinks or constraint is None or generated(call, tokens) is not None:
                 return OutputStream(call, tokens)
         raise AssertionError(f"nothing that the script says is allowed behind {prompt[-200:]!r}")
 

@@ -66,4 +66,5 @@ class Steps:
 async def until(condition: Callable[[], object]) -> None:
     """Let the tasks of an event loop, and other threads, go on until something is so."""
     while not condition():
-        await asyncio.sleep(0)
+        # Without a wait of its own, whoever asks an engine takes its lock again before the engine's thread is awake.
+        await asyncio.to_thread(int)

@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from choreo_agents.models import LoadedModel
-from choreo_agents.training.checkpoints import Checkpoints
 from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.settings import TuneSettings
-from choreo_agents.training.trace import Trace, text_twin
-from choreo_agents.training.trace_store import digest_of
+from choreo_agents.training.trace import Trace, digest_of, text_twin
 from choreo_agents.training.tuned import TUNED, Tuned
 from choreo_agents.training.tuning import EvalScore, Example, TrainingProgress, Tuning
 from support.traces import draw_trace, with_adapters, with_mapped
@@ -109,7 +107,7 @@ def make_tuning(
     examples = source or FixedSource(draw_examples(mapped=mapped, adapted=adapted))
     judged = [example.trace for example in draw_examples(2, seed=99, mapped=mapped, adapted=adapted)]
     own = judge or (lambda made: held_out(made, judged))
-    return Tuning(tuned, examples, own(tuned), Checkpoints(folder / "checkpoints"), judged_by)
+    return Tuning(tuned, examples, own(tuned), folder / "checkpoint.pt", judged_by)
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

@@ -21,7 +21,7 @@ from choreo_agents.terminal.case_options import (
 )
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import JsonOption, ModelOption
-from choreo_agents.workflows.case import Case
+from choreo_agents.workflows.cases import Case, read_items
 from choreo_bench.harness import (
     CountOption,
     Display,
@@ -113,8 +113,7 @@ def eval_case(
         from dataclasses import asdict
 
         from choreo_agents.training.journal import Journal
-        from choreo_agents.workflows.many import seeds_of
-        from choreo_agents.workflows.playing import make_setup, read_items, require_variants
+        from choreo_agents.workflows.playing import make_setup, require_variants, seeds_of
         from choreo_bench.playing import TUNED_SUFFIX, PlayReport, draw_items, play_all
 
         variants = require_variants(case, method)

@@ -10,9 +10,9 @@ import typer
 from rich.markup import escape
 
 from choreo_agents.terminal.case_options import InputsOption, MakeOptions, MaxTokensOption, PromptsOption, command_of
-from choreo_agents.terminal.loading import USUAL, DeviceOption, Loading, load, takes_loading
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import ModelOption
-from choreo_agents.workflows.case import Case
+from choreo_agents.workflows.cases import Case, read_items
 from choreo_bench.harness import Display, SeedOption, output, typed_command
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def embedded(
         ),
     ] = None,
     n: Annotated[int, typer.Option("--n", min=1, help="Test problems of each task for the model card.")] = 500,
-    device: DeviceOption = "cpu",
+    device: Annotated[str, typer.Option(help="Where it is trained: cpu, cuda, cuda:1, ...")] = "cpu",
 ) -> None:
     """Train the embedded model from nothing: about 75 minutes on two CPU cores.
 
@@ -85,7 +85,6 @@ def embedded(
 
         import torch
 
-        from choreo_agents.training.checkpoints import Checkpoints
         from choreo_bench.embedded import card, recipe
         from choreo_bench.embedded.pretrain import Pretraining
         from choreo_bench.experiments.eval_language import NOT_SCORED
@@ -103,7 +102,7 @@ def embedded(
                 display.playing("training", progress.bucket, progress.buckets, text)
 
             training.run(
-                Checkpoints(folder),
+                folder / "checkpoint.pt",
                 on_bucket,
                 lambda bucket, shares: display.shares(f"bucket {bucket}", shares),
                 score_every=10 if quick else 50,
@@ -277,7 +276,7 @@ def distill_case(
 ) -> None:
     with output() as out:
         from choreo_agents.training.settings import TuneSettings
-        from choreo_agents.workflows.playing import make_setup, read_items
+        from choreo_agents.workflows.playing import make_setup
         from choreo_bench.distilling.teaching import Amounts, teach
         from choreo_bench.distilling.traces import DistillConfig, divided, usual_variant
 

@@ -9,14 +9,12 @@ from typing import Any, Protocol
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel
-from choreo_agents.training.checkpoints import Checkpoints, reserved
-from choreo_agents.training.forward import TraceForward
+from choreo_agents.training.checkpoints import reserved
 from choreo_agents.training.journal import Journal
 from choreo_agents.training.settings import TuneSettings
-from choreo_agents.training.trace import Trace, text_twin
-from choreo_agents.training.trace_store import digest_of, read_traces
-from choreo_agents.training.tuned import TUNED, Tuned
-from choreo_agents.training.tuning import EvalScore, Outcome, TrainingProgress, Tuning, run_and_keep
+from choreo_agents.training.trace import Trace, digest_of, read_traces, text_twin
+from choreo_agents.training.tuned import Tuned
+from choreo_agents.training.tuning import EvalScore, TrainingProgress, Tuning, run_and_keep
 from choreo_bench.distilling.traces import DistillConfig, FixedExamples, adapted, sample_traces, score_played
 from choreo_bench.language import Split
 
@@ -57,7 +55,7 @@ class DistillResult:
     """Result of a distillation."""
 
     out: Path
-    outcome: Outcome
+    outcome: TrainingProgress
     card: dict[str, Any]
     graded: bool = True
     """Whether scores are shares of right answers: held-out losses with a minus, where nobody knows."""
@@ -109,7 +107,7 @@ def teach(
         dev = _traces(model, lesson, "dev", amounts.held_out, amounts, run, watcher)
         items = lesson.items("dev", amounts.held_out, amounts.seed)
         graded = lesson.setup.case.higher_is_better and all(item.graded for item in items)
-        forward = TraceForward(model, adapters={} if tuned.lora is None else {TUNED: tuned.lora}, mapper=tuned.mapper)
+        forward = tuned.forward()
         words = [text_twin(trace) for trace in dev] if lesson.source is None else None
         as_text = None if words is None else forward.mean_loss(words, settings.batch_tokens)
 
@@ -121,7 +119,7 @@ def teach(
             watcher.judged(epoch, held)
             return held
 
-        def describe(outcome: Outcome) -> Mapping[str, Any]:
+        def describe(outcome: TrainingProgress) -> Mapping[str, Any]:
             return {
                 "workflow": lesson.setup.case.name,
                 "variant": lesson.variant,
@@ -135,7 +133,7 @@ def teach(
 
         examples = FixedExamples(train, taught=settings.imitation > 0)
         judged_by = f"{digest_of(dev)} {len(items)}"
-        tuning = Tuning(tuned, examples, judge, Checkpoints(run / "checkpoints"), judged_by)
+        tuning = Tuning(tuned, examples, judge, run / "checkpoint.pt", judged_by)
         card = run_and_keep(tuning, out, watcher.training, describe, command=command)
     return DistillResult(out, tuning.outcome, card, graded, as_text)
 

@@ -20,15 +20,13 @@ from choreo_agents.errors import InvalidRequestError, KVBudgetError
 from choreo_agents.graph.view.call_id import Replay
 from choreo_agents.models import LoadedModel
 from choreo_agents.training.journal import Journal
-from choreo_agents.training.trace import Trace, handles_in, record, text_twin
-from choreo_agents.training.trace_store import add_traces, digest_of
+from choreo_agents.training.trace import Trace, add_traces, digest_of, handles_in, record, text_twin
 from choreo_agents.training.tuned import TUNED
 from choreo_agents.training.tuning import Example
-from choreo_agents.workflows.case import Case, Item, Variant
-from choreo_agents.workflows.cases.answers import read_answer
-from choreo_agents.workflows.many import at_once, room, seeds_of
+from choreo_agents.workflows.answers import read_answer
+from choreo_agents.workflows.cases import Case, Item, Variant
 from choreo_agents.workflows.phrasing import Prompts
-from choreo_agents.workflows.playing import Setup, play, run_graph, sampled
+from choreo_agents.workflows.playing import Setup, at_once, play, room, run_graph, sampled, seeds_of
 from choreo_bench.language import Split
 from choreo_bench.playing import draw_items
 

@@ -24,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from choreo_agents.errors import TrainingError
 from choreo_agents.models.loader import usable_device
-from choreo_agents.training.checkpoints import UNREADABLE, Checkpoints
+from choreo_agents.training.checkpoints import UNREADABLE, write_checkpoint
 from choreo_bench.embedded.recipe import TrainingRecipe
 from choreo_bench.embedded.team import Team, teamed
 from choreo_bench.embedded.tokenizer import build_tokenizer
@@ -144,7 +144,7 @@ class Pretraining:
 
     def run(
         self,
-        checkpoints: Checkpoints,
+        checkpoint: Path,
         on_bucket: Callable[[BucketProgress], None],
         on_scores: Callable[[int, Mapping[str, float]], None],
         *,
@@ -152,10 +152,10 @@ class Pretraining:
         processes: int = 1,
         checkpoint_every_s: float = CHECKPOINT_EVERY_S,
     ) -> None:
-        """Train to the end, from the newest checkpoint if there is one.
+        """Train to the end, from the checkpoint if there is one.
 
         Args:
-            checkpoints: Where they are.
+            checkpoint: Where it is.
             on_bucket: Told of every bucket that is over.
             on_scores: Told the share of development problems that are right after a bucket, by task.
             score_every: Buckets between two scores; the last one is scored, too.
@@ -163,9 +163,9 @@ class Pretraining:
             checkpoint_every_s: Seconds between two.
 
         Raises:
-            TrainingError: The newest checkpoint is damaged, or another recipe's, or a process ended.
+            TrainingError: The checkpoint is damaged, or another recipe's, or a process ended.
         """
-        saved = checkpoints.newest()
+        saved = checkpoint if checkpoint.exists() else None
         if saved is not None:
             self._load(saved)
         if self.bucket == self.recipe.buckets:
@@ -183,7 +183,7 @@ class Pretraining:
                 done = self.bucket == self.recipe.buckets
                 on_bucket(BucketProgress(self.bucket, self.recipe.buckets, self.tokens, self.seconds, loss))
                 if done or now - written >= checkpoint_every_s:
-                    checkpoints.write(self.bucket, self._state())
+                    write_checkpoint(checkpoint, self._state())
                     written = now
                 if done or self.bucket % score_every == 0:
                     on_scores(self.bucket, first_choices(self.model, self.tokenizer, self.recipe))

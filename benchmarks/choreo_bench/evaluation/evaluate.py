@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from choreo_agents.engine import Engine
 from choreo_agents.sampling import Sampling
-from choreo_agents.workflows.many import at_once, room
+from choreo_agents.workflows.playing import at_once, room
 from choreo_bench.evaluation.play import Layout, play
 from choreo_bench.evaluation.score import Score
 from choreo_bench.language import Problem, Said, Split, Task, draw_problem

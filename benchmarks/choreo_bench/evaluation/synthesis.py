@@ -10,7 +10,7 @@ from functools import partial
 from choreo_agents.engine import Engine
 from choreo_agents.sampling import Sampling
 from choreo_agents.synthesis.placing import SynthesisLayout
-from choreo_agents.workflows.many import at_once, room
+from choreo_agents.workflows.playing import at_once, room
 from choreo_bench.evaluation.evaluate import GREEDY
 from choreo_bench.evaluation.merging import Workers, play_synthesis
 from choreo_bench.evaluation.score import Score

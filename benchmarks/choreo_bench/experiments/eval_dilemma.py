@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Literal, get_args
 from choreo_agents.engine import Engine, Memory
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
-from choreo_agents.workflows.cases.prisoners_dilemma import DECISIONS, Strategy
-from choreo_agents.workflows.many import at_once
+from choreo_agents.workflows.cases import DECISIONS, Strategy
 from choreo_agents.workflows.phrasing import Prompts, load_prompts
-from choreo_agents.workflows.playing import Setup, play
+from choreo_agents.workflows.playing import Setup, at_once, play
 from choreo_bench.cases import CASES
 from choreo_bench.evaluation import Difference, Score
 from choreo_bench.harness import Report, Table

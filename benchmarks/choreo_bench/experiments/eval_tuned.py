@@ -15,9 +15,8 @@ from choreo_agents.sampling import Sampling
 from choreo_agents.training.journal import Journal, Record
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.tuning import CARD_FILE
-from choreo_agents.workflows.many import PlayProgress
 from choreo_agents.workflows.phrasing import load_prompts
-from choreo_agents.workflows.playing import Setup
+from choreo_agents.workflows.playing import PlayProgress, Setup
 from choreo_bench.cases import CASES
 from choreo_bench.distilling.teaching import Amounts, DistillResult, Watcher, teach
 from choreo_bench.distilling.traces import DistillConfig

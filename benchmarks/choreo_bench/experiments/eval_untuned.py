@@ -11,9 +11,8 @@ from typing import Any
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
 from choreo_agents.training.journal import Journal, Record
-from choreo_agents.workflows.many import PlayProgress
 from choreo_agents.workflows.phrasing import load_prompts
-from choreo_agents.workflows.playing import Setup
+from choreo_agents.workflows.playing import PlayProgress, Setup
 from choreo_bench.cases import CASES
 from choreo_bench.evaluation.intervals import Interval, points
 from choreo_bench.harness import Table

@@ -27,7 +27,7 @@ from choreo_agents.training.synthesis_traces import (
 )
 from choreo_agents.training.trace import TraceMessage
 from choreo_agents.training.tuning import Example
-from choreo_agents.workflows.many import at_once, room
+from choreo_agents.workflows.playing import at_once, room
 from choreo_bench.embedded.recipe import MIX
 from choreo_bench.embedded.transcripts import Transcript, TranscriptTurn, draw_made
 from choreo_bench.evaluation.evaluate import LONGEST_ANSWER

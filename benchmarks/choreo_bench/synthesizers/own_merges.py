@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from choreo_agents.errors import InvalidRequestError, TrainingError
 from choreo_agents.models import LoadedModel
 from choreo_agents.synthesis.placing import SynthesisLayout
-from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.synthesis_traces import (
     QUESTIONS,
     ROOT,
@@ -31,7 +30,7 @@ from choreo_agents.training.synthesizer import Judged
 from choreo_agents.training.trace import Trace, TraceMessage
 from choreo_agents.training.tuned import TUNED, Tuned
 from choreo_agents.training.tuning import EvalScore, Example
-from choreo_agents.workflows.playing import read_json_lines
+from choreo_agents.workflows.cases import read_json_lines
 
 
 class _Turn(BaseModel):
@@ -91,13 +90,9 @@ class OwnMerges:
 
     def held_out_traces(self, layouts: Sequence[SynthesisLayout], tuned: Tuned) -> list[Trace]:
         """Return the held-out traces, in every layout."""
-        mapped, adapter = tuned.mapper is not None, TUNED if tuned.lora is not None else None
-        behind = tuned.settings.boundaries
-        return [
-            cache_trace(fan, layout, mapped=mapped, adapter=adapter, boundaries=behind)
-            for fan in self.held_out
-            for layout in layouts
-        ]
+        adapter = TUNED if tuned.lora is not None else None
+        views = Views(layouts, tuned.mapper is not None, adapter, tuned.settings.boundaries)
+        return [cache_trace(fan, layout, views) for fan in self.held_out for layout in layouts]
 
 
 def read_merges(
@@ -120,7 +115,7 @@ def read_merges(
     fans: list[BranchExample] = []
     for number, merge in read_json_lines(path, TypeAdapter(Merge), "a valid merge"):
         fan = fan_of_merge(model, merge, id=f"line {number}")
-        reach = max(cache_trace(fan, layout, boundaries=True).reach for layout in layouts)
+        reach = max(cache_trace(fan, layout, Views(boundaries=True)).reach for layout in layouts)
         if reach > most:
             raise TrainingError(
                 f"line {number} of {str(path)!r} reaches position {reach}, but the model's context is {most}: leave it "
@@ -204,8 +199,7 @@ class OwnCurriculum:
         return OwnExamples(self, tuned)
 
     def judge(self, tuned: Tuned, run: Path) -> Callable[[], Judged]:
-        adapters = {} if tuned.lora is None else {TUNED: tuned.lora}
-        forward = TraceForward(tuned.model, adapters=adapters, mapper=tuned.mapper)
+        forward = tuned.forward()
         traces = self.merges.held_out_traces(self.layouts, tuned)
 
         def score() -> Judged:

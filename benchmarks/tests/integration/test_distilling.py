@@ -48,10 +48,9 @@ from choreo_agents.sampling import Sampling
 from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.journal import Journal
 from choreo_agents.training.settings import TuneSettings
-from choreo_agents.training.trace import Trace
-from choreo_agents.training.trace_store import read_traces
+from choreo_agents.training.trace import Trace, read_traces
 from choreo_agents.training.tuned import TUNED, Tuned
-from choreo_agents.workflows.case import Result
+from choreo_agents.workflows.cases import Result
 from choreo_agents.workflows.phrasing import load_prompts
 from choreo_agents.workflows.playing import Setup, play, run_graph
 
@@ -289,7 +288,7 @@ def test_a_little_training_takes_the_surprise_away(adapter: tuple[DistillResult,
     first, best = found.outcome.untrained, found.outcome.best
     assert first.loss is not None and best.loss is not None
     assert best.loss < 0.7 * first.loss and best.score >= first.score
-    assert [epoch for epoch, _, _ in watcher.scores] == list(range(found.outcome.epochs + 1))
+    assert [epoch for epoch, _, _ in watcher.scores] == list(range(found.outcome.epoch + 1))
     card = json.loads((folder / "adapter" / "card.json").read_text())
     assert card == found.card and card["best"]["loss"] == best.loss and card["variant"] == "parallel"
     assert card["traces"] == {"traces": 12, "held_out": 6, "temperature": 1.0, "seed": 0}
@@ -367,10 +366,10 @@ def test_a_distillation_started_again_changes_nothing(
 def test_more_traces_of_the_same_are_added_to_those_that_are_there(embedded: LoadedModel, tmp_path: Path) -> None:
     """A run that asks for fewer again learns from just these."""
     first, _ = taught(embedded, tmp_path, traces=2, held_out=2, epochs=1)
-    (tmp_path / "checkpoints").rename(tmp_path / "first")
+    (tmp_path / "checkpoint.pt").rename(tmp_path / "first")
     _, watcher = taught(embedded, tmp_path, traces=3, held_out=2, epochs=1)
     assert [done for split, done in watcher.sampled if split == "train"] == [2, 3]
-    (tmp_path / "checkpoints").rename(tmp_path / "second")
+    (tmp_path / "checkpoint.pt").rename(tmp_path / "second")
     again, watcher = taught(embedded, tmp_path, traces=2, held_out=2, epochs=1)
     assert [done for split, done in watcher.sampled if split == "train"] == [2]
     assert again.outcome.history == first.outcome.history

@@ -17,7 +17,7 @@ from conftest import MakeEngine
 from choreo_agents.engine import Engine
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
-from choreo_agents.workflows.many import at_once
+from choreo_agents.workflows.playing import at_once
 
 SHORT = Sampling(max_tokens=6)
 GREEDY = Sampling(max_tokens=96)

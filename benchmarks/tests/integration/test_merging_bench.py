@@ -117,7 +117,7 @@ def test_what_is_trained_needs_no_checkpoints(
 ) -> None:
     who = [Contender("native", "native")]
     first = refereed(embedded, tmp_path, who)
-    shutil.rmtree(tmp_path / "native" / "checkpoints")
+    (tmp_path / "native" / "checkpoint.pt").unlink()
     card = tmp_path / "native" / "synthesizer" / "card.json"
 
     def train(*_: Any, **options: Any) -> None:

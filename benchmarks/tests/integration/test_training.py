@@ -31,7 +31,7 @@ from choreo_bench.language.tasks.arithmetic import SLIP
 from transformers import AutoModelForCausalLM
 
 from choreo_agents.errors import TrainingError
-from choreo_agents.training.checkpoints import Checkpoints
+from choreo_agents.training.checkpoints import write_checkpoint
 
 SMALL = TrainingRecipe(
     shape=Shape(hidden_size=32, intermediate_size=64, layers=2, heads=2, kv_heads=1, head_dim=16),
@@ -67,7 +67,7 @@ class Log:
 def trained(folder: Path, log: Log | None = None, recipe: TrainingRecipe = SMALL) -> Pretraining:
     run = Pretraining(recipe)
     log = log or Log()
-    run.run(Checkpoints(folder), log.advance, log.scores, score_every=4, checkpoint_every_s=0)
+    run.run(folder / "checkpoint.pt", log.advance, log.scores, score_every=4, checkpoint_every_s=0)
     return run
 
 
@@ -94,7 +94,7 @@ def test_any_number_of_processes_gives_the_same_weights(tmp_path: Path) -> None:
     alone = trained(tmp_path / "alone")
     run = Pretraining(SMALL)
     log = Log()
-    run.run(Checkpoints(tmp_path / "together"), log.advance, log.scores, processes=2, checkpoint_every_s=0)
+    run.run(tmp_path / "together.pt", log.advance, log.scores, processes=2, checkpoint_every_s=0)
     assert same_weights(alone, run) and (run.step, run.tokens) == (alone.step, alone.tokens)
 
 
@@ -123,22 +123,22 @@ def test_progress_is_told_and_scored(tmp_path: Path) -> None:
     assert set(log.shares[4]) == {"recall", "branch_solve_merge"}
 
 
-def test_checkpoints_are_pruned_and_another_recipes_are_refused(tmp_path: Path) -> None:
+def test_there_is_one_checkpoint_and_another_recipes_is_refused(tmp_path: Path) -> None:
     trained(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000004.pt", "checkpoint-000005.pt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.pt"]
     with pytest.raises(TrainingError, match="other settings"):
         trained(tmp_path, recipe=replace(SMALL, clip_norm=2.0))
 
 
 def test_a_damaged_checkpoint_is_an_error_that_names_it(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint-000003.pt").write_bytes(b"half a file")
-    with pytest.raises(TrainingError, match=r"checkpoint-000003.pt.* cannot be read"):
+    (tmp_path / "checkpoint.pt").write_bytes(b"half a file")
+    with pytest.raises(TrainingError, match=r"checkpoint.pt.* cannot be read"):
         trained(tmp_path)
 
 
 def test_a_checkpoint_that_was_being_written_is_not_resumed_from(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint-000009.partial").write_bytes(b"half a file")
-    assert Checkpoints(tmp_path).newest() is None
+    (tmp_path / "checkpoint.pt.partial").write_bytes(b"half a file")
+    assert same_weights(trained(tmp_path), trained(tmp_path / "other"))
 
 
 def test_the_card_says_what_the_weights_are(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_those_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained(tmp_path)
-    (tmp_path / "checkpoint-000099.partial").write_bytes(b"left by a kill")
+    (tmp_path / "checkpoint.pt.partial").write_bytes(b"left by a kill")
     before = {path.name: path.read_bytes() for path in tmp_path.glob("*.pt")}
 
     def full_disk(state: object, path: Path) -> None:
@@ -171,15 +171,15 @@ def test_a_checkpoint_that_cannot_be_written_leaves_those_before_it(
     with monkeypatch.context() as patch:
         patch.setattr("choreo_agents.training.checkpoints.torch.save", full_disk)
         with pytest.raises(OSError, match="cannot be written"):
-            Checkpoints(tmp_path).write(6, {})
+            write_checkpoint(tmp_path / "checkpoint.pt", {})
     assert {path.name: path.read_bytes() for path in tmp_path.glob("*.pt")} == before
-    Checkpoints(tmp_path).write(6, {})
+    write_checkpoint(tmp_path / "checkpoint.pt", {})
     assert not list(tmp_path.glob("*.partial"))
 
 
 @pytest.mark.parametrize("state", [[1], {"x": 1}, {"vocabulary": "another"}], ids=str)
 def test_a_file_that_is_no_checkpoint_of_this_run_is_refused(tmp_path: Path, state: object) -> None:
-    torch.save(state, tmp_path / "checkpoint-000003.pt")
+    torch.save(state, tmp_path / "checkpoint.pt")
     with pytest.raises(TrainingError, match=r"cannot be read|another vocabulary"):
         trained(tmp_path)
 
@@ -195,8 +195,7 @@ def test_another_vocabulary_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 def test_time_and_settings_of_earlier_processes_are_counted(tmp_path: Path) -> None:
     with pytest.raises(KilledError):
         trained(tmp_path, Log(4))
-    path = Checkpoints(tmp_path).newest()
-    assert path is not None
+    path = tmp_path / "checkpoint.pt"
     state = torch.load(path, weights_only=True)
     state["counts"]["seconds"], state["compiled"] = 1000.0, True
     torch.save(state, path)
@@ -345,7 +344,7 @@ def test_training_follows_the_cycles(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Pretraining, "_set_rates", recording)
     Pretraining(replace(SMALL, restarts=(3,), warmup_steps=1)).run(
-        Checkpoints(tmp_path), lambda _: None, lambda *_: None
+        tmp_path / "checkpoint.pt", lambda _: None, lambda *_: None
     )
     before, after = ([rate for bucket, rate in rates if bucket == wanted] for wanted in (2, 3))
     assert before == sorted(before, reverse=True) and after[0] == SMALL.muon_learning_rate > before[-1]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from bench_support.commands import Choreo
 from bench_support.commands import choreo as run
 from choreo_bench.cases import CASES
@@ -67,8 +68,8 @@ def card(folder: Path) -> dict[str, Any]:
 
 
 def checkpoints(run: Path, least: int) -> bool:
-    found = [int(path.stem.rpartition("-")[2]) for path in run.glob("checkpoints/*.pt")]
-    return bool(found) and max(found) >= least
+    path = run / "checkpoint.pt"
+    return path.exists() and torch.load(path, weights_only=True)["progress"]["steps"] >= least
 
 
 @pytest.mark.slow

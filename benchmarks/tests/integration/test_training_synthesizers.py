@@ -33,10 +33,10 @@ from choreo_agents.synthesis.placing import SYNTHESIS_LAYOUTS
 from choreo_agents.training.checkpoints import reserved
 from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.settings import TuneSettings
-from choreo_agents.training.synthesis_traces import cache_trace
+from choreo_agents.training.synthesis_traces import Views, cache_trace
 from choreo_agents.training.synthesizer import train_synthesizer
 from choreo_agents.training.tuned import TUNED, Tuned
-from choreo_agents.training.tuning import Outcome, TrainingProgress
+from choreo_agents.training.tuning import TrainingProgress
 
 GREEDY = Sampling(max_tokens=96)
 SMALL = TuneSettings(
@@ -54,7 +54,7 @@ def few_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class Trained(NamedTuple):
     out: Path
-    outcome: Outcome
+    outcome: TrainingProgress
 
 
 def trained(model: LoadedModel, folder: Path, curriculum: DrawnCurriculum = ONCE, **options: Any) -> Trained:
@@ -110,7 +110,9 @@ def test_the_trainers_logits_are_those_of_play(embedded: LoadedModel, make_engin
 
     engine.adecode = watched  # type: ignore[assignment, method-assign]
     merged = asyncio.run(play_synthesis(engine, problem, sampling=GREEDY, layout="parallel", adapter=name))
-    trace = cache_trace(fan_of(embedded, problem, id="t", answer=merged.tokens), "parallel", mapped=True, adapter=TUNED)
+    trace = cache_trace(
+        fan_of(embedded, problem, id="t", answer=merged.tokens), "parallel", Views(mapped=True, adapter=TUNED)
+    )
     lora = embedded.adapter.read_adapter(found.out)
     mapper = load_mapper(found.out, embedded.adapter.geometry, embedded.adapter.kinds, embedded.adapter.weights)
     with torch.no_grad():

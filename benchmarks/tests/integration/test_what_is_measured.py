@@ -28,7 +28,7 @@ from conftest import MakeEngine
 from choreo_agents.engine import Engine
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
-from choreo_agents.workflows.many import AT_ONCE, room
+from choreo_agents.workflows.playing import AT_ONCE, room
 
 SHORT = Sampling(max_tokens=6)
 PLAYING = import_module("choreo_bench.evaluation.evaluate")

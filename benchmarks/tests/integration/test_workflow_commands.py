@@ -16,7 +16,7 @@ from support.workflow_commands import refused, results, written
 
 from choreo_agents.errors import EngineFailedError
 from choreo_agents.models import LoadedModel, load_model
-from choreo_agents.workflows import many
+from choreo_agents.workflows import playing
 
 SMALL: dict[str, list[str]] = {
     "direct": ["--steps", "2"],
@@ -140,14 +140,14 @@ def test_what_is_no_fault_of_an_item_is_not_held_against_it(tmp_path: Path, monk
     path = tmp_path / "results.jsonl"
     command = ["eval", "direct", "--n", "4", "--method", "choreo", "--max-tokens", "3", "--out", str(path)]
     with monkeypatch.context() as patched:
-        real = many.play
+        real = playing.play
 
         async def breaking(engine: Any, setup: Any, item: Any, **options: Any) -> Any:
             if item.id == "test 2":
                 raise EngineFailedError("the disk is full")
             return await real(engine, setup, item, **options)
 
-        patched.setattr(many, "play", breaking)
+        patched.setattr(playing, "play", breaking)
         assert "the disk is full" in refused(*command)
     run(*command)
     assert {record["item"] for record in results(path)} == {f"test {number}" for number in range(4)}

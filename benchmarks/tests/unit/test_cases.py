@@ -12,7 +12,7 @@ from choreo_bench.shipped import as_lines, shipped
 
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows import cases
-from choreo_agents.workflows.case import Options
+from choreo_agents.workflows.cases import Options
 from choreo_agents.workflows.phrasing import load_prompts
 
 EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)

@@ -51,7 +51,7 @@ class MessageTable:
         self._messages: Counter[str] = Counter()
         """Number of leased messages by tenant, ..."""
         self._leases: Counter[str] = Counter()
-        """... and of their leases."""
+        """... and of their leases: what it takes to tell a tenant's must not depend on others."""
         self._known: WeakValueDictionary[str, Message] = WeakValueDictionary()
         self._released: OrderedDict[str, str] = OrderedDict()
         """Tenants of released messages, by message id."""
@@ -93,9 +93,8 @@ class MessageTable:
         message = self._leased.get(handle.id)
         if message is not None and message.tenant == tenant and handle == message.handle:
             return message
-        released = self._released.get(handle.id) == tenant or self._is_released(handle.id, tenant)
         own = message if message is not None and message.tenant == tenant else None
-        raise _handle_error(handle, own, released, self._fingerprint)
+        raise _handle_error(handle, own, self._released.get(handle.id) == tenant, self._fingerprint)
 
     def get(self, message_id: str) -> Message | None:
         """Return the leased message with this id, or None."""
@@ -346,11 +345,6 @@ class MessageTable:
         if message.entry is not None and not message.leases and not message.entry.wanted:
             self.cache.drop(message.entry)
             message.entry = None
-
-    def _is_released(self, message_id: str, tenant: str) -> bool:
-        """Return whether a tenant's message has no leases but is still known: it has descendants."""
-        message = self._known.get(message_id)
-        return message is not None and message.tenant == tenant and not message.leases and not message.forgotten
 
     def counts(self, tenant: str | None) -> tuple[int, int]:
         """Return the numbers of messages and leases, of one tenant or of all."""

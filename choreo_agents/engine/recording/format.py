@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from choreo_agents.errors import InvalidRequestError
 
-FORMAT = 5
+FORMAT = 6
 Origin = Literal["prefilled", "decoded", "thought", "mapped"]
 """Origin of a message: prefilled, decoded, decoded with thoughts, or mapped from another message's KV."""
 Outcome = Literal["done", "interrupted", "failed", "left"]
@@ -86,12 +86,10 @@ class RunStarted(_Line):
     """Seed, as in `RunOptions`."""
     input: str | None
     """Input, packed (see `graph.recording.packing`); None: it is masked, or cannot be written."""
-    goes_on: bool = False
-    """Whether its thread had begun before."""
-    travels: bool = False
-    """Whether it continues from an earlier checkpoint than the last."""
+    unknown_start: str | None = None
+    """Why the state in which it began is not in the recording, as the end of a sentence; None: it is."""
     recursion_limit: int | None = None
-    interrupts: dict[Literal["interrupt_before", "interrupt_after"], list[str]] = {}
+    interrupts: dict[Literal["interrupt_before", "interrupt_after"], str | list[str]] = {}
     """Nodes before and after which the run stops, as its caller asked."""
     edges: tuple[tuple[str, str, str], ...] = ()
     """Visibility declared by its graph: source, reader, and an edge's label."""

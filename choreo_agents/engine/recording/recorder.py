@@ -97,6 +97,8 @@ class Recorder:
         self.path, self.confidential = path, confidential
         self.begin_run = itertools.count().__next__
         """Returns the number of the next run."""
+        self.threads: set[tuple[str | None, ...]] = set()
+        """Nodes of a graph and its thread, for each thread that a recorded run has begun."""
         self._tenant = tenant
         self._began_s = time.perf_counter()
         self._weigh_s = 0.0

@@ -26,6 +26,7 @@ from choreo_agents.graph.visibility import (
 )
 
 Tokens = tuple[int, ...]
+Item = TypeVar("Item")
 Node = TypeVar("Node", bound=Hashable)
 Labels = TypeVar("Labels", int, frozenset[Any])
 """Names as a set, or numbers as a bit mask."""
@@ -214,18 +215,11 @@ class Chart:
 
     @cached_property
     def _by_source(self) -> Mapping[str, Sequence[ChartNode]]:
-        by_source: dict[str, list[ChartNode]] = {}
-        for node in self.nodes:
-            for source in names_of(node.name):
-                by_source.setdefault(source, []).append(node)
-        return by_source
+        return _grouped((source, node) for node in self.nodes for source in names_of(node.name))
 
     @cached_property
     def _by_persona(self) -> Mapping[str, Sequence[ChartNode]]:
-        by_persona: dict[str, list[ChartNode]] = {}
-        for node in self.nodes:
-            by_persona.setdefault(node.persona, []).append(node)
-        return by_persona
+        return _grouped((node.persona, node) for node in self.nodes)
 
     @cached_property
     def contexts(self) -> tuple[PrivateContext, ...]:
@@ -273,10 +267,7 @@ class Chart:
     @cached_property
     def outgoing(self) -> Mapping[str, Sequence[Edge]]:
         """Every edge by which a message can reach a reader, grouped by source."""
-        edges: dict[str, list[Edge]] = {}
-        for edge in self.edges():
-            edges.setdefault(edge.source, []).append(edge)
-        return edges
+        return _grouped((edge.source, edge) for edge in self.edges())
 
     def edges(self) -> Iterator[Edge]:
         """Yield every edge by which a message can reach a reader, reader by reader."""
@@ -324,19 +315,13 @@ class Chart:
     @cached_property
     def scopes(self) -> Mapping[str, Sequence[tuple[str, str]]]:
         """Pairs (source, reader) whose re-encoded messages attend to a context, by the context's name."""
-        scopes: dict[str, list[tuple[str, str]]] = {}
-        for reader in self.nodes:
-            for source, rule in reader.rules.items():
-                for name in dict.fromkeys(rule.contexts):
-                    scopes.setdefault(name, []).append((source, reader.name))
-        return scopes
+        pairs = ((source, rule, reader.name) for reader in self.nodes for source, rule in reader.rules.items())
+        return _grouped((name, (s, reader)) for s, rule, reader in pairs for name in dict.fromkeys(rule.contexts))
 
     def private_pairs(self) -> Iterator[tuple[str, str]]:
         """Yield every pair (source, reader) that is declared private."""
         for reader in self.nodes:
-            for source, rule in reader.rules.items():
-                if rule.mode.keeps_out:
-                    yield source, reader.name
+            yield from ((source, reader.name) for source, rule in reader.rules.items() if rule.mode.keeps_out)
 
     def with_rule(self, source: str, reader: str, rule: VisibilityRule) -> Chart:
         """Return a copy with another rule for one pair."""
@@ -353,6 +338,14 @@ class Chart:
         return replace(self, nodes=tuple(nodes))
 
 
+def _grouped(pairs: Iterable[tuple[str, Item]]) -> dict[str, list[Item]]:
+    """Return values by key, in their order."""
+    groups: dict[str, list[Item]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
 def is_inside(name: str, source: str) -> bool:
     """Return whether a node is the source of this name, or inside the graph of this name."""
     return name == source or name.startswith(f"{source}|")
@@ -366,17 +359,14 @@ def names_of(name: str) -> Iterator[str]:
 
 def propagate(initial: Mapping[Node, Labels], following: Callable[[Node], Iterable[Node]]) -> dict[Node, Labels]:
     """Return for each node the union of its own labels and those of all nodes that lead to it, in loops, too."""
-    labels, queue = dict(initial), deque(initial)
-    waiting = set(queue)
+    labels, queue, waiting = dict(initial), deque(initial), set(initial)
     while queue:
         node = queue.popleft()
         waiting.remove(node)
         for after in following(node):
-            before = labels.get(after)
-            union = labels[node] if before is None else before | labels[node]
-            if union != before:
-                labels[after] = union
-                if after not in waiting:
-                    waiting.add(after)
-                    queue.append(after)
+            union = labels[node] | labels.get(after, labels[node])
+            if labels.get(after) != union and after not in waiting:
+                waiting.add(after)
+                queue.append(after)
+            labels[after] = union
     return labels

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from choreo_agents.engine import Engine
 from choreo_agents.engine.inspect import Descent
 from choreo_agents.errors import HandleError, VisibilityError, VisibilityWarning
-from choreo_agents.graph.audit.chart import Chart, OnViolation, Tokens, names_of, propagate
+from choreo_agents.graph.audit.chart import Chart, OnViolation, Tokens, names_of
 from choreo_agents.graph.audit.report import AuditReport, Finding, Hop
 from choreo_agents.graph.state import HandleEntry, handle_for, handles_of, model_of
 from choreo_agents.graph.visibility import EVERYONE, REENCODED, START_SOURCE, Channel, source_of_author
@@ -65,15 +65,11 @@ class InfluenceTracker:
         self._by_message: dict[str, list[int]] = {}
         self._thoughts: dict[str, list[int]] = {}
         """Numbers of the entries that a message of thoughts led to, by its id."""
-        self._prompts: dict[str, set[str]] = {}
-        """Ids of the prompts that each persona was given."""
         for number, entry in enumerate(self._entries):
             for message in (*(handle.id for handle in handles_of(entry)), *entry.get("earlier", ())):
                 self._by_message.setdefault(message, []).append(number)
             if thought := entry.get("thoughts"):
                 self._thoughts.setdefault(thought["id"], []).append(number)
-            if prompt := entry.get("prompt"):
-                self._prompts.setdefault(self._persona(number), set()).add(prompt["id"])
 
     def trace(self, entry: HandleEntry, model: str | None = None) -> frozenset[Influence] | None:
         """Return all that had reached an entry's message when it was decoded; None: its model is not served here.
@@ -115,43 +111,40 @@ class InfluenceTracker:
 
     def _trace_all(self, start: _Step) -> frozenset[Influence]:
         """Return all that reached a message as an entry has it."""
-        steps = [] if start in self._traced else [start]
-        own: dict[_Step, frozenset[Influence]] = {}
-        readers: dict[_Step, list[_Step]] = {start: []}
+        reached, seen, steps = set[Influence](), {start}, [start]
         for step in steps:
-            reached, before = self._expand(step)
-            for parent in before:
-                if parent in self._traced:
-                    reached |= self._traced[parent]
-                else:
-                    steps += [] if parent in readers else [parent]
-                    readers.setdefault(parent, []).append(step)
-            own[step] = reached
-        # Text that was encoded again can go around in a cycle. Parents come first, so that most steps are seen once.
-        initial = {step: own[step] for step in reversed(steps)}
-        self._traced |= propagate(initial, readers.__getitem__)
+            if step in self._traced:
+                reached |= self._traced[step]
+                continue
+            if step not in self._expanded:
+                self._expanded[step] = self._expand(step)
+            own, before = self._expanded[step]
+            reached |= own
+            steps += set(before) - seen
+            seen.update(before)
+        # As text it carries the same names: which steps there are does not depend on the channel.
+        words = frozenset(Influence(name, "words") for name, _ in reached)
+        self._traced |= {start._replace(channel="words"): words, start: frozenset(reached)}
         return self._traced[start]
 
     def _expand(self, step: _Step) -> tuple[frozenset[Influence], Sequence[_Step]]:
         """Return what reached a message within its entry's own view, and the steps on into the views of other
         entries."""
-        if step not in self._expanded:
-            reached, parents, visited = set[Influence](), list[_Step](), set[_Step]()
-            if self._entries[step.entry].get("answered"):
-                reached |= self._assume_all(step.channel)
-            queue = list(self._parents(step))
-            for ancestor in queue:
-                if ancestor in visited:
-                    continue
-                visited.add(ancestor)
-                for origin in self._label(ancestor, reached):
-                    if origin.entry == step.entry:
-                        queue += self._parents(origin)
-                    elif origin not in visited:
-                        visited.add(origin)
-                        parents.append(origin)
-            self._expanded[step] = frozenset(reached), parents
-        return self._expanded[step]
+        reached, parents, visited = set[Influence](), list[_Step](), set[_Step]()
+        if self._entries[step.entry].get("answered"):
+            reached |= self._assume_all(step.channel)
+        queue = list(self._parents(step))
+        for ancestor in queue:
+            if ancestor in visited:
+                continue
+            visited.add(ancestor)
+            for origin in self._label(ancestor, reached):
+                if origin.entry == step.entry:
+                    queue += self._parents(origin)
+                elif origin not in visited:
+                    visited.add(origin)
+                    parents.append(origin)
+        return frozenset(reached), parents
 
     def _assume_all(self, channel: Channel) -> set[Influence]:
         """Return what may have reached a chat model's answer: all that its function can read, what was removed since
@@ -259,7 +252,7 @@ class InfluenceTracker:
         persona, tokens = self._persona(step.entry), self._descents[step.message].tokens
         engine = self._engines[step.message]
         names = [name for name, texts in self._texts[engine].get(persona, {}).items() if tokens in texts]
-        if step.message in self._prompts.get(persona, ()) or tokens in self._questions[engine].get(persona, ()):
+        if tokens in self._questions[engine].get(persona, ()):
             names.append(f"{persona}.system")
         return names
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from itertools import product
@@ -189,17 +189,30 @@ def _findings(chart: Chart, contexts: Sequence[PrivateContext]) -> Iterator[Find
     for persona, channel in reached:
         for node in chart.of_persona(persona):
             reached[persona, channel] |= masks.get(State(node.name, channel), 0)
+
+    def finding(context: PrivateContext, persona: str, channel: Channel, violation: str, node: str = "") -> Finding:
+        """Return the finding that a context reaches a persona, or one node of it."""
+
+        def path() -> tuple[Hop, ...]:
+            target = node or nearest(chart, reach_of(context), persona, channel)
+            assert target is not None, "it gets there"
+            return reach_of(context).path(target, channel)
+
+        def edges() -> tuple[tuple[str, str], ...]:
+            return cut(chart, reach_of(context), persona, channel)
+
+        return Finding(context.name, node or persona, channel, violation, persona, path, edges)
+
     for number, context in enumerate(contexts):
         owners = {chart.by_name[owner].persona for owner in context.owners}
         for (persona, channel), mask in reached.items():
             if mask >> number & 1 and persona not in owners:
-                violation = chart.violation_of(context, persona, channel)
-                yield _finding(chart, reach_of, context, persona, channel, violation)
+                yield finding(context, persona, channel, chart.violation_of(context, persona, channel))
     numbers = {source: len(contexts) + number for number, source in enumerate(sources)}
     for source, reader in pairs:
         if masks.get(State(reader, "encoding"), 0) >> numbers[source] & 1:
             violation, persona = f"{source!r} is declared private to {reader!r}", chart.by_name[reader].persona
-            yield _finding(chart, reach_of, sources[source], persona, "encoding", violation, reader)
+            yield finding(sources[source], persona, "encoding", violation, reader)
 
 
 def _reach_jointly(chart: Chart, contexts: Sequence[PrivateContext]) -> Mapping[State, int]:
@@ -211,28 +224,6 @@ def _reach_jointly(chart: Chart, contexts: Sequence[PrivateContext]) -> Mapping[
             initial[state] = initial.get(state, 0) | 1 << number
     following = cache(lambda state: dict.fromkeys(after for after, _, _ in _next_states(chart, state)))
     return propagate(initial, following)
-
-
-def _finding(
-    chart: Chart,
-    reach_of: Callable[[PrivateContext], Reach],
-    context: PrivateContext,
-    persona: str,
-    channel: Channel,
-    violation: str,
-    node: str | None = None,
-) -> Finding:
-    """Return the finding that a context reaches a persona, or one node of it."""
-
-    def path() -> tuple[Hop, ...]:
-        target = node or nearest(chart, reach_of(context), persona, channel)
-        assert target is not None, "it gets there"
-        return reach_of(context).path(target, channel)
-
-    def edges() -> tuple[tuple[str, str], ...]:
-        return cut(chart, reach_of(context), persona, channel)
-
-    return Finding(context.name, node or persona, channel, violation, persona, path, edges)
 
 
 def _blocked(chart: Chart) -> Iterator[Blocked]:

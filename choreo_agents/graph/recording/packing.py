@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -59,8 +60,9 @@ def is_private(value: Any) -> bool:
 
 
 def describe_packed(packed: str) -> str:
-    """Return a packed value as text for people."""
-    return "; ".join(_texts(Packing(None).unpack(packed)))
+    """Return a packed value as text for people: JSON, in which a message is its text."""
+    value = Packing(None).unpack(packed)
+    return json.dumps(value, ensure_ascii=False, skipkeys=True, default=lambda part: getattr(part, "text", repr(part)))
 
 
 def _parts(value: Any) -> Iterator[Any]:
@@ -80,17 +82,3 @@ def _parts(value: Any) -> Iterator[Any]:
 
 def _kind(value: Any) -> type:
     return list if isinstance(value, tuple) else str if isinstance(value, str) else type(value)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    text = getattr(value, "text", None)
-    if isinstance(text, str):
-        yield str(text)
-    elif isinstance(value, Mapping):
-        for name, item in value.items():
-            yield f"{name}: {', '.join(_texts(item))}"
-    elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
-        for item in value:
-            yield from _texts(item)
-    else:
-        yield value if isinstance(value, str) else repr(value)

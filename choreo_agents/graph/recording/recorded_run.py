@@ -17,7 +17,7 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.langgraph_internals import branch_of, is_nested, saved_state_of, superstep_of, thread_of
 from choreo_agents.graph.nesting import author_of
 from choreo_agents.graph.recording.packing import Packing, is_private
-from choreo_agents.graph.run_context import CallRequest, CallResult, RunContext
+from choreo_agents.graph.run_context import CallRequest, CallResult, NodeRun, RunContext
 from choreo_agents.graph.view.call_id import options_of
 
 _STOPS = ("interrupt_before", "interrupt_after")
@@ -45,7 +45,7 @@ class RecordedRun:
         """Return the config of the run, with this recording as a listener."""
         context = RunContext.of(self._called)
         callbacks = (*context.listener.on_call, self._record_call)
-        listener = replace(context.listener, on_call=callbacks, on_node=self._record_node)
+        listener = replace(context.listener, on_call=callbacks, around_node=self._record_node)
         return replace(context, listener=listener).into(config)
 
     def stream(self, parts: Any, graph_input: Any, state: Callable[[], Any]) -> Generator[Any]:
@@ -86,14 +86,26 @@ class RecordedRun:
                 kept=self.saved is not None,
                 seed=options_of(called).seed,
                 input=None if hidden else Packing(builder).pack(graph_input),
-                goes_on=snapshot is not None and bool(snapshot.values),
-                travels=bool((called.get("configurable") or {}).get("checkpoint_id")),
+                unknown_start=self._unknown_start(snapshot),
                 recursion_limit=called.get("recursion_limit"),
-                interrupts={name: [nodes] if isinstance(nodes, str) else [*nodes] for name, nodes in stops.items()},
+                interrupts={name: nodes if isinstance(nodes, str) else [*nodes] for name, nodes in stops.items()},
                 edges=tuple(edges),
             )
         )
         recorder.memory(at_any_rate=True)
+
+    def _unknown_start(self, snapshot: Any) -> str | None:
+        if (self._called.get("configurable") or {}).get("checkpoint_id"):
+            return "continues from an earlier checkpoint, which is not in the recording"
+        thread, begun = thread_of(self._called), self._recorder.threads
+        key = (*sorted(self._graph.builder.nodes), thread)
+        if snapshot is not None and snapshot.values and key not in begun:
+            return (
+                f"continues thread {thread!r}, which began before the recording: record the thread from its first run"
+            )
+        if self.saved is not None:
+            begun.add(key)
+        return None
 
     @contextmanager
     def _ending(self) -> Iterator[Callable[[Any], None]]:
@@ -136,21 +148,22 @@ class RecordedRun:
             finish_reason=result.finish,
         )
 
-    def _record_node(self, config: RunnableConfig, began_s: float, error: BaseException | None) -> None:
+    @contextmanager
+    def _record_node(self, value: Any, config: RunnableConfig) -> Iterator[NodeRun]:
         """Record the execution of a function."""
-        if isinstance(error, GraphBubbleUp) and not isinstance(error, GraphInterrupt):
-            return
-        self._recorder.write(
-            RecordedNode(
-                run=self._number,
-                node=author_of(config),
-                step=superstep_of(config),
-                branch=branch_of(config),
-                outcome="interrupt" if isinstance(error, GraphInterrupt) else "error" if error else "result",
-                began_s=self._recorder.at_s(began_s),
-                ended_s=self._recorder.at_s(),
-            )
-        )
+        recorder, outcome = self._recorder, "error"
+        began_s = recorder.at_s()
+        try:
+            yield NodeRun()
+            outcome = "result"
+        except GraphBubbleUp as left:  # an interrupt, or a command to the graph around it
+            outcome = "interrupt" if isinstance(left, GraphInterrupt) else ""
+            raise
+        finally:
+            if outcome:
+                times: Any = {"outcome": outcome, "began_s": began_s, "ended_s": recorder.at_s()}
+                place = {"step": superstep_of(config), "branch": branch_of(config)}
+                recorder.write(RecordedNode(run=self._number, node=author_of(config), **place, **times))
 
 
 def recorded_run(
@@ -167,7 +180,7 @@ def recorded_run(
     Raises:
         InvalidRequestError: Several engines record.
     """
-    if RunContext.of(called).listener.on_node is not None:
+    if RunContext.of(called).listener.around_node is not None:
         return None
     recorders = [recorder for engine in engines if (recorder := engine.record.under_way) is not None]
     if len(recorders) > 1:

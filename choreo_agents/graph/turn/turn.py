@@ -25,9 +25,8 @@ from choreo_agents.graph.keeping import all_handles, lease_to_thread
 from choreo_agents.graph.langgraph_internals import superstep_of
 from choreo_agents.graph.outputs import PARSED
 from choreo_agents.graph.prompts import called, prompt_text
-from choreo_agents.graph.provenance import ProvenState, forward_sends, sign
 from choreo_agents.graph.run_context import CallPlace, CallRequest, CallResult, RunContext
-from choreo_agents.graph.signer import Change, entry_of, rewritten
+from choreo_agents.graph.signer import Change, ProvenState, entry_of, forward_sends, rewritten, sign
 from choreo_agents.graph.state import HandleEntry, merge_entries
 from choreo_agents.graph.turn.streaming import DecodeRun, decode_run, report_decode, report_reencoded
 from choreo_agents.graph.view.call_id import CallId
@@ -87,7 +86,7 @@ class AgentTurn:
             if lineage is not None:
                 # Committed before the node returns: a checkpoint must not name handles whose lineage could be lost.
                 entries: list[HandleEntry] = update["handles"]
-                used = [*self.reading.bound.granted(), *all_handles(entries)]
+                used = [*self.encoded.bound.granted(), *all_handles(entries)]
                 await lineage.commit(used, all_handles(self.encoded.all))
             return update
 
@@ -100,11 +99,11 @@ class AgentTurn:
             refused = {} if self.lineage is None else self.lineage.refused
             lost = [(entry, refused.get(entry["handle"]["id"], why)) for entry, why in self.encoded.lost.values()]
             report_reencoded(self.place.node, lost)
-            warn_unencoded(self.engine, self.place.author, reading.words_of)
+            warn_unencoded(self.place.author, reading.words_of)
             sampling = sampling_of(self.agent, self.state)
             prompt_handle = await reading.ask(view, prompt)
             decoded = await self._decode_all(view, sampling)
-            reading.bound.keep(prompt_handle)  # the message in the state refers to it
+            self.encoded.bound.keep(prompt_handle)  # the message in the state refers to it
         except ContextLengthError as error:
             raise reading.outgrown(error) from error
         finally:
@@ -212,10 +211,10 @@ class _Call:
 
     async def decode(self) -> _DecodedMessage:
         """Decode the message as a chat-model run, and report the result to the listener."""
-        turn, agent, rendered = self._turn, self._turn.agent, self._turn.reading.rendered
+        turn, agent, reading = self._turn, self._turn.agent, self._turn.reading
         config = merge_configs(turn.config, {"tags": [*agent.tags], "metadata": {**agent.metadata}})
         model, name = turn.engine.model, self._place.node
-        async with decode_run(config, name, model, self._sampling, rendered.messages, rendered.tools) as run:
+        async with decode_run(config, name, model, self._sampling, reading.rendered, reading.rendered_tools) as run:
             decoded = await self._decode(run)
         if self._listener.on_call:
             tokens = tuple(sampled.token for sampled in turn.engine.logprobs(decoded.thought or decoded.handle))
@@ -239,7 +238,7 @@ class _Call:
         request = engine, self._opening, thinking, self._sampling, tools, required, f"{at} {view.end}"
         output = OutputStream(*request, message_id=message_id, name=place.node)
         played = None if self._answer is None else self._answer.tokens
-        stream = turn.reading.bound.astream(
+        stream = turn.encoded.bound.astream(
             self._opening,
             view.handles,
             tokens=run.is_watched,

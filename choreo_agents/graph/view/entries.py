@@ -1,4 +1,4 @@
-"""Entries of the `handles` channel for all messages in the state: new messages are encoded, and get theirs."""
+"""Entries of the `handles` channel for all messages in the state: those that the reader's model has not encoded are."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from langchain_core.messages import BaseMessage, ToolMessage
 
 from choreo_agents.chat import message_turn, thoughts_of, tool_calls_of, tools_called
 from choreo_agents.engine import Prefill
+from choreo_agents.errors import ForeignHandleError
 from choreo_agents.graph.answers import encoding_of
-from choreo_agents.graph.provenance import ProvenState
 from choreo_agents.graph.signer import (
+    ProvenState,
     are_siblings,
     digest_of,
     entry_of,
@@ -24,10 +25,20 @@ from choreo_agents.graph.signer import (
     unproven_of,
     writer_of,
 )
-from choreo_agents.graph.state import HandleEntry, handle_for, is_input, sent_at, with_edited_text, with_handle
+from choreo_agents.graph.state import (
+    HandleEntry,
+    handle_for,
+    is_input,
+    is_of_agent,
+    model_of,
+    sent_at,
+    with_edited_text,
+    with_handle,
+)
 from choreo_agents.graph.view.bound_engine import BoundEngine
 from choreo_agents.graph.view.placed_view import TurnMerger
 from choreo_agents.graph.view.reader_rules import CallReader, ReaderRules
+from choreo_agents.graph.view.view import SeenEntry, calls_of
 from choreo_agents.graph.visibility import EVERYONE, START_SOURCE, source_of_author
 from choreo_agents.kv.handle import MessageHandle
 
@@ -35,8 +46,8 @@ UNKNOWN = "its inputs are not recorded"
 
 
 class EncodedEntries:
-    """The entries of the messages in a graph's state, as one call reads them. Those without one are encoded behind the
-    public root, once for all readers.
+    """The entries of the messages in a graph's state, as one call reads them. Those that its model has not encoded are
+    encoded behind the public root, once for all readers. Lazy: it costs nothing until a request attends to it.
 
     Args:
         reader: The reader of the call.
@@ -46,6 +57,9 @@ class EncodedEntries:
 
     def __init__(self, reader: CallReader, proven: ProvenState, state: Any) -> None:
         self.reader, self.messages = reader, proven.messages
+        self.bound = BoundEngine(reader.engines[0], reader.place.node)
+        self.turns = TurnMerger(self.bound)
+        self.calls, self.called = calls_of(self.messages), tools_called(self.messages)
         self._earliest = max(proven.superstep, sent_at(state))
         self.by_id = {str(message.id): message for message in self.messages}
         """The messages in the graph's state; a branch may be sent an entry without its message."""
@@ -70,15 +84,10 @@ class EncodedEntries:
         """The superstep of the next message."""
         return max(self._earliest, 1 + max((entry["superstep"] for entry in self.all), default=-1))
 
-    async def encode_new(self, bound: BoundEngine, turns: TurnMerger) -> None:
-        """Make entries for messages that no node has encoded in their current form.
-
-        Args:
-            bound: The reader's engine.
-            turns: Adds the separators around messages.
-        """
-        by_id = {entry["message_id"]: entry for entry in self.all}
-        rules, place, chat = self.reader.rules, self.reader.place, bound.engine.chat
+    async def encode_new(self) -> None:
+        """Make entries for messages that no node has encoded in their current form."""
+        by_id, bound = {entry["message_id"]: entry for entry in self.all}, self.bound
+        rules, place = self.reader.rules, self.reader.place
         # Some messages are input to other readers, but this one knows their authors: encode them under these.
         inputs = [m for m in self.messages if is_encoded(m, by_id) and is_input(by_id[str(m.id)])]
         news = {str(m.id) for m in inputs if _writer(m, None, rules, place.author) != START_SOURCE}
@@ -88,7 +97,7 @@ class EncodedEntries:
         self.lost |= {str(m.id): (before[str(m.id)], UNKNOWN) for m in new if is_encoded(m, before)}
         calls: list[Prefill] = []
         records: list[tuple[BaseMessage, str, bool, MessageHandle | str | None]] = []
-        callers, called = callers_of(self.messages), tools_called(self.messages)
+        callers = callers_of(self.messages)
         for m in new:
             old_entry, caller = before.get(str(m.id)), callers.get(str(m.id))
             author = writer_of(caller) if caller else _writer(m, old_entry, rules, place.author)
@@ -96,11 +105,9 @@ class EncodedEntries:
             answer = None if author == START_SOURCE else encoding_of(m, self.reader.engines)
             records.append((m, author, mark, answer))
             if not isinstance(answer, MessageHandle):
-                text, kind = message_turn(m, chat, called=called, opening=opening_of(m))
-                source = bound.if_alive(handle_of(m))
-                role, parents = "tool" if isinstance(m, ToolMessage) else None, await turns.behind_root(kind)
+                role, source = "tool" if isinstance(m, ToolMessage) else None, bound.if_alive(handle_of(m))
                 options: Any = {"author": author, "role": role, "confidential": mark, "source": source}
-                calls.append(Prefill(text, parents, recomputed=is_encoded(m, before), **options))
+                calls.append(await self._behind_root(m, recomputed=is_encoded(m, before), **options))
         encoded = iter(await bound.prefill_shared(calls))
         messages = [
             (m, author, mark, answer if isinstance(answer, MessageHandle) else next(encoded))
@@ -116,6 +123,56 @@ class EncodedEntries:
                 self.lost[entry["message_id"]] = entry, answer
         self.made += entries
         self.all = list({entry["message_id"]: entry for entry in [*self.all, *entries]}.values())
+
+    async def encode_foreign(self, items: Sequence[SeenEntry]) -> list[SeenEntry]:
+        """Return the messages of the view, each with an encoding of the reader's model, and encode also those of the
+        contexts in which text of the view is encoded.
+
+        Raises:
+            ForeignHandleError: A message is not in the graph's state; or, with `strict`, its encoding was to be read.
+        """
+        model = self.bound.model
+        for entry, rule in items if self.reader.rules.strict else ():
+            if is_of_agent(entry) and rule.mode.shares_kv and handle_for(entry, model) is None:
+                raise self._refused(entry, "set its visibility to 'reencoded', or compile without strict=True")
+        contexts = {self.reader.path_of(name) for _, rule in items for name in rule.contexts}
+        named = [entry for path in contexts for entry in self.confidential_of(path)]
+        read = [*(entry for entry, _ in items), *named]
+        foreign = {entry["message_id"]: entry for entry in read if handle_for(entry, model) is None}
+        calls: list[Prefill] = []
+        for name, entry in foreign.items():
+            if name not in self.by_id:
+                raise self._refused(entry, "its text is not in the graph's state: send the message itself, too")
+            source = MessageHandle.model_validate(entry["handle"]) if is_of_agent(entry) else None
+            options: Any = {"author": entry["author"], "confidential": entry["confidential"], "source": source}
+            calls.append(await self._behind_root(self.by_id[name], **options))
+        handles = await self.bound.prefill_shared(calls)
+        pairs = zip(foreign.items(), handles, strict=True)
+        encoded = {name: with_handle(entry, handle) for (name, entry), handle in pairs}
+        served = {engine.model.adapter.fingerprint for engine in self.reader.engines}
+        for name, entry in encoded.items():
+            if is_of_agent(entry) and model_of(entry["handle"]) not in served:
+                self.lost[name] = entry, "it was made by another model, which is not served here"
+        self.made = [*(entry for entry in self.made if entry["message_id"] not in encoded), *encoded.values()]
+        self.all = [encoded.get(entry["message_id"], entry) for entry in self.all]
+        return [item._replace(entry=encoded.get(item.entry["message_id"], item.entry)) for item in items]
+
+    def confidential_of(self, path: str) -> list[HandleEntry]:
+        """Return a node's confidential messages by superstep."""
+        confidential = [entry for entry in self.all if entry["author"] == path and entry["confidential"]]
+        return sorted(confidential, key=lambda entry: entry["superstep"])
+
+    async def _behind_root(self, message: BaseMessage, **options: Any) -> Prefill:
+        """Return the prefill of a message's text behind the public root."""
+        text, kind = message_turn(message, self.turns.chat, called=self.called, opening=opening_of(message))
+        return Prefill(text, await self.turns.behind_root(kind), **options)
+
+    def _refused(self, entry: HandleEntry, advice: str) -> ForeignHandleError:
+        handle = MessageHandle.model_validate(entry["handle"])
+        return ForeignHandleError(
+            f"the message of {entry['author']!r} is handle {handle.id!r} of model {handle.base_model!r}, but "
+            f"{self.reader.place.author!r} runs on {self.bound.model!r}: {advice}"
+        )
 
     def _entries_of(
         self,

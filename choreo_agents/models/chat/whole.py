@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from choreo_agents.models.chat.hiding import ControlEscaper
+from choreo_agents.models.chat.template import ControlEscaper
 from choreo_agents.models.chat.thinking import FIELDS, SPOKEN, find_switch
 from choreo_agents.models.chat.tools.format import TOOL, ResultFormat
 from choreo_agents.models.chat.tools.grammar import ID

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from choreo_agents.models.constraints.sources import llguidance
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.sampling import AnswerConstraint
 
 Bits = NDArray[np.int32]
 """[rows, words]: bit b of word w is set if token 32 w + b is allowed."""
+
+
+EXTRA = "choreo-agents[guided]"
+
+
+def llguidance() -> ModuleType:
+    """Import llguidance.
+
+    Raises:
+        InvalidRequestError: It is not installed.
+    """
+    try:
+        import llguidance as library  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise InvalidRequestError(f"a constraint needs llguidance: pip install '{EXTRA}'") from error
+    module: ModuleType = library
+    return module
 
 
 class StepMasks:
@@ -31,36 +49,25 @@ class StepMasks:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._bits: Bits | None = None
         self._thread: ThreadPoolExecutor | None = None
 
     @contextmanager
     def fill_during(self, constraints: Iterable[AnswerConstraint | None]) -> Iterator[None]:
         """Fill the masks of a step's constraints while the block runs; they are complete after it."""
-        groups: dict[int, list[GrammarConstraint]] = {}
-        for constraint in constraints:
-            leader: Any = None if constraint is None else constraint.leader
-            filler = getattr(leader, "filler", None)
-            if filler is not None and leader.mask is None:
-                groups.setdefault(id(filler), []).append(leader)
-        if not groups:
+        leaders: list[Any] = [constraint.leader for constraint in constraints if constraint is not None]
+        # Those of grammars, which share the filler of the step's model.
+        due = [leader for leader in leaders if getattr(leader, "filler", None) is not None and leader.mask is None]
+        if not due:
             yield
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="choreo-masks")
-        filled: Future[None] = self._thread.submit(self._fill, list(groups.values()))
+        filled: Future[None] = self._thread.submit(due[0].filler.fill, due, self._device)
         try:
             yield
         finally:
             wait([filled])  # even if the step fails, nobody else may use the constraints meanwhile
         filled.result()
-
-    def _fill(self, groups: list[list[GrammarConstraint]]) -> None:
-        for constraints in groups:
-            words = words_per_row(constraints[0].filler.vocabulary)
-            if self._bits is None or self._bits.shape[1] != words or len(self._bits) < len(constraints):
-                self._bits = np.zeros((len(constraints), words), dtype=np.int32)
-            fill(constraints, self._bits[: len(constraints)], self._device)
 
 
 class GrammarMasks:
@@ -75,39 +82,34 @@ class GrammarMasks:
     def __init__(self, tokens: Any, vocabulary: int, ends: frozenset[int]) -> None:
         self.vocabulary = vocabulary
         self._ends = frozenset(token for token in ends if token < vocabulary)
-        flags = np.zeros(words_per_row(vocabulary) * 32, dtype=np.bool_)
-        flags[:vocabulary] = [not tokens.is_special_token(token) for token in range(vocabulary)]
-        flags[list(self._ends)] = False
-        self._text_flags = flags
-        """Flags of the tokens that are text: no control tokens, and no padding of the vocabulary."""
-        self._words = _pack(flags)
-        self._executor: Any = None
+        self._is_control = tokens.is_special_token
+        words = (token for token in range(vocabulary) if not self._is_control(token) and token not in self._ends)
+        self.word_bits = self.bits_of(words)
+        """Tokens that are text: no control tokens, and no padding of the vocabulary."""
+        self._executor = llguidance().LLExecutor()
+
+    def bits_of(self, tokens: Iterable[int]) -> Bits:
+        """Return a row of bits of some tokens."""
+        flags = np.zeros(-(-self.vocabulary // 32) * 32, dtype=np.bool_)
+        flags[[token for token in tokens if 0 <= token < self.vocabulary]] = True
+        return np.packbits(flags, bitorder="little").view(np.int32)
 
     def usable_ends(self, ends: Iterable[int]) -> frozenset[int]:
         """Return those tokens that are no text, and so can end an answer; if there are none, the model's end tokens."""
-        return frozenset(t for t in ends if 0 <= t < self.vocabulary and not self._text_flags[t]) or self._ends
+        ends = (token for token in ends if 0 <= token < self.vocabulary)
+        return frozenset(token for token in ends if token in self._ends or self._is_control(token)) or self._ends
 
-    def with_marks(self, marks: frozenset[int]) -> NDArray[np.int32]:
-        """Return the text tokens and some control tokens as a row of bits."""
-        if not marks:
-            return self._words
-        flags = self._text_flags.copy()
-        flags[[token for token in marks if 0 <= token < self.vocabulary]] = True
-        return _pack(flags)
-
-    def fill(self, constraints: Sequence[GrammarConstraint], bits: Bits) -> None:
-        """Write what each constraint allows into a row of bits; a constraint that fails does not raise here."""
-        row_bytes = bits.shape[1] * bits.itemsize
-        if len(constraints) == 1:
-            constraints[0].matcher.unsafe_compute_mask_ptr(bits.ctypes.data, row_bytes)
-        else:
-            if self._executor is None:
-                self._executor = llguidance().LLExecutor()
-            rows = [(constraint.matcher, row) for row, constraint in enumerate(constraints)]
-            self._executor.unsafe_compute_mask_ptr(rows, bits.ctypes.data, row_bytes, len(constraints))
+    def fill(self, constraints: Sequence[GrammarConstraint], device: torch.device | None = None) -> None:
+        """Fill the masks of constraints; one that fails does not raise here."""
+        bits = np.zeros((len(constraints), len(self.word_bits)), dtype=np.int32)
+        rows = [(constraint.matcher, row) for row, constraint in enumerate(constraints)]
+        self._executor.unsafe_compute_mask_ptr(rows, bits.ctypes.data, bits.strides[0], len(constraints))
         for constraint, row in zip(constraints, bits, strict=True):
             np.bitwise_and(row, constraint.words, out=row)
-            constraint.add_ends(row)
+            if constraint.matcher.is_accepting():
+                np.bitwise_or(row, constraint.end_bits, out=row)
+        for constraint, mask in zip(constraints, unpack(bits, self.vocabulary, device), strict=True):
+            constraint.mask = mask
 
 
 class GrammarConstraint:
@@ -117,39 +119,27 @@ class GrammarConstraint:
         filler: Fills its masks, together with those of others.
         matcher: A matcher of llguidance at the start of the grammar, not shared.
         ends: Tokens that end an answer.
-        words: Tokens that may be sampled at all, as a row of bits.
+        marks: Control tokens that may be sampled, beside text.
     """
 
-    def __init__(self, filler: GrammarMasks, matcher: Any, ends: frozenset[int], words: NDArray[np.int32]) -> None:
+    def __init__(self, filler: GrammarMasks, matcher: Any, ends: frozenset[int], marks: frozenset[int]) -> None:
         self.done = False
-        self.words = words
+        self.words = filler.word_bits | filler.bits_of(marks)
+        self.end_bits = filler.bits_of(ends)
         self.filler = filler
         self.matcher = matcher
         self.mask: Tensor | None = None
         """The tokens that may come next: bool, [vocabulary]; None: not filled since the last token."""
         self._ends = ends
-        self._failure: str | None = None
 
     def allowed(self) -> Tensor:
         """Return the tokens that may come next, bool [vocabulary]; raise `ValueError` if the grammar fails."""
         if self.mask is None:
-            fill([self], np.zeros((1, words_per_row(self.filler.vocabulary)), dtype=np.int32))
+            self.filler.fill([self])
         assert self.mask is not None
-        if self._failure is not None:
-            raise ValueError(self._failure)
-        return self.mask
-
-    def add_ends(self, row: NDArray[np.int32]) -> None:
-        """Allow the end tokens in its filled row, if the answer may end here."""
         if self.matcher.is_error():
-            self._failure = _failure_of(self.matcher)
-        elif self.matcher.is_accepting():
-            for token in self._ends:
-                row[token >> 5] |= np.int32(np.uint32(1 << (token & 31)).astype(np.int32))
-
-    def permits(self, token: int) -> bool:
-        """Return whether a token may come next."""
-        return bool(self.allowed()[token])
+            raise ValueError(_failure_of(self.matcher))
+        return self.mask
 
     def take(self, token: int) -> None:
         """Go on with this token; raises `ValueError` if it is not allowed."""
@@ -183,25 +173,6 @@ class ByteConstraint:
     def take(self, token: int) -> None:
         """Go on with this token; raises `ValueError` if it is not allowed."""
         self.done = _advance(self._matcher, self._ends, token, self._bytes_of(token) or b"\0")
-
-
-def _pack(flags: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Pack a flag per token into a row of bits."""
-    words: NDArray[np.int32] = np.packbits(flags, bitorder="little").view(np.int32)
-    return words
-
-
-def words_per_row(vocabulary: int) -> int:
-    """Return the number of 32-bit words of a row."""
-    return -(-vocabulary // 32)
-
-
-def fill(constraints: Sequence[GrammarConstraint], bits: Bits, device: torch.device | None = None) -> None:
-    """Fill the masks of constraints that share a filler, with `bits` as a buffer of one row each."""
-    filler = constraints[0].filler
-    filler.fill(constraints, bits)
-    for constraint, mask in zip(constraints, unpack(bits, filler.vocabulary, device), strict=True):
-        constraint.mask = mask
 
 
 def unpack(bits: Bits, vocabulary: int, device: torch.device | None = None) -> Tensor:

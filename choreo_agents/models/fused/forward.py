@@ -27,11 +27,10 @@ _TURNED_NUMBERS = 1024
 class _FusedDecoder:
     """The weights of a decoder layer."""
 
+    layer: LeanLayer
     products: Mapping[str, Callable[[Tensor], Tensor]]
-    norms: tuple[Tensor, Tensor]
-    head_norms: tuple[Tensor, Tensor] | None
-    scale: float
-    eps: tuple[float, float]
+    norms: Sequence[Tensor]
+    head_norms: Sequence[Tensor]
 
 
 class FusedForward:
@@ -61,14 +60,15 @@ class FusedForward:
         wide = self._norm.new_empty(0, dtype=torch.float32)
         angles = self._shape.angles(wide, positions, attention.kinds)
         added: Tensor | None = None
-        for number, layer in enumerate(self._decoders):
-            qkv = layer.products["qkv"](_normalise(x, added, layer.norms[0], layer.eps[0]))
-            query, key = _rotate(qkv, layer, heads, attention.kinds[number], angles)
+        for number, decoder in enumerate(self._decoders):
+            products, (norm, inner_norm), layer = decoder.products, decoder.norms, decoder.layer
+            qkv = products["qkv"](_normalise(x, added, norm, layer.eps[0]))
+            query, key = _rotate(qkv, decoder, heads, attention.kinds[number], angles)
             value = qkv[:, turned:].view(-1, heads.kv_heads, dim).transpose(0, 1)
             attended = attention.attend(number, query, key.transpose(0, 1), value, layer.scale)
-            added = layer.products["o"](attended.reshape(len(x), -1))
-            gate_up = layer.products["gate_up"](_normalise(x, added, layer.norms[1], layer.eps[0]))
-            added = layer.products["down"](_gate(gate_up))
+            added = products["o"](attended.reshape(len(x), -1))
+            gate_up = products["gate_up"](_normalise(x, added, inner_norm, layer.eps[0]))
+            added = products["down"](_gate(gate_up))
         assert added is not None
         last = _normalise(x[indices], added[indices], self._norm, self._eps)
         logits: Tensor = self._shape.head(last)
@@ -93,14 +93,14 @@ def _normalise(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> T
 
 
 def _rotate(
-    qkv: Tensor, layer: _FusedDecoder, heads: HeadShape, kind: AttentionKind, angles: Angles
+    qkv: Tensor, decoder: _FusedDecoder, heads: HeadShape, kind: AttentionKind, angles: Angles
 ) -> tuple[Tensor, Tensor]:
     """Rotate queries and keys to their positions: [tokens, heads, head_dim] and [tokens, kv_heads, head_dim]."""
     from choreo_agents.models.fused.kernels import turn_kernel  # noqa: PLC0415 - an extra
 
     count, dim = heads.heads + heads.kv_heads, heads.head_dim
-    rotation, norms = kind.rotation, layer.head_norms
-    if rotation is None and norms is None:
+    rotation, norms = kind.rotation, decoder.head_norms
+    if rotation is None and not norms:
         out = qkv[:, : count * dim].view(len(qkv), count, dim)
         return out[:, : heads.heads], out[:, heads.heads :]
     out = qkv.new_empty(len(qkv), count, dim)
@@ -110,10 +110,10 @@ def _rotate(
         qkv,
         cos,
         sin,
-        *((qkv, qkv) if norms is None else norms),
+        *(norms or (qkv, qkv)),
         out,
         qkv.shape[1],
-        layer.eps[1],
+        decoder.layer.eps[1],
         QUERIES=heads.heads,
         TURNED=count,
         DIM=dim,
@@ -121,7 +121,7 @@ def _rotate(
         HALF=0 if rotation is None else rotation.dimensions // 2,
         TURNED_FROM=0 if rotation is None else rotation.first,
         NEIGHBOURS=rotation is not None and rotation.pairing == "neighbours",
-        NORMS=norms is not None,
+        NORMS=bool(norms),
         HEADS=together,
     )
     return out[:, : heads.heads], out[:, heads.heads :]
@@ -139,10 +139,9 @@ def _gate(gate_up: Tensor) -> Tensor:
 def _make_decoder(layer: LeanLayer) -> _FusedDecoder:
     products = {name: _join_linears(modules) for name, modules in layer.products.items()}
     norms, head_norms = (
-        None if both is None else tuple(norm.get_parameter("weight").detach() for norm in both)
-        for both in (layer.norms, layer.head_norms)
+        [norm.get_parameter("weight").detach() for norm in both] for both in (layer.norms, layer.head_norms)
     )
-    return _FusedDecoder(products, norms, head_norms, layer.scale, layer.eps)  # type: ignore[arg-type]
+    return _FusedDecoder(layer, products, norms, head_norms)
 
 
 def _join_linears(modules: Sequence[nn.Linear]) -> Callable[[Tensor], Tensor]:

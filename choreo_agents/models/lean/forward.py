@@ -31,7 +31,7 @@ _SMALL_HEAD = 1 << 20
 class _Decoder:
     """A layer's struct for the kernel, and the objects that own the memory it points to."""
 
-    struct: DecoderStruct
+    struct: ctypes.Structure
     scale: float
     owned: tuple[Any, ...]
 
@@ -62,7 +62,7 @@ class LeanForward:
         [o], [down] = first.products["o"], first.products["down"]
         self._width, self._inner = o.out_features, down.in_features
         self._longest = max(self._width, self._inner, o.in_features)
-        self._layers: WeakKeyDictionary[KVPool, list[LayerStruct]] = WeakKeyDictionary()
+        self._layers: WeakKeyDictionary[KVPool, list[ctypes.Structure]] = WeakKeyDictionary()
         """Structs of the layers of each pool, with the addresses of its memory."""
 
     def serves(self, attention: Attention) -> TypeGuard[StepAttention]:
@@ -119,7 +119,7 @@ class LeanForward:
         logits: Tensor = shape.head(normed.to(shape.head.weight.dtype))
         return logits
 
-    def _layers_of(self, pool: KVPool) -> list[LayerStruct]:
+    def _layers_of(self, pool: KVPool) -> list[ctypes.Structure]:
         if not pool.keys:
             raise KVMemoryError("the pool was given up")
         if pool not in self._layers or self._layers[pool][0].keys != pool.keys[0].data_ptr():
@@ -139,8 +139,7 @@ def _make_decoder(layer: LeanLayer, *, pairs: bool) -> _Decoder:
         panels, bias = side_by_side(modules, pairs=pairs), joined_bias(modules, torch.float32)
         products[name] = panels.struct(bias)
         owned += (panels, bias)
-    norms = (*layer.norms, *(layer.head_norms or ()))
-    weights = [weight_of(norm) for norm in norms]
+    weights = [weight_of(norm) for norm in (*layer.norms, *layer.head_norms)]
     pointers = [weight.data_ptr() for weight in weights] + [None] * (4 - len(weights))
     names = ("input_norm", "inner_norm", "query_norm", "key_norm")
     eps, query_eps = layer.eps

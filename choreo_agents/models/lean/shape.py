@@ -39,8 +39,9 @@ class LeanLayer:
 
     products: Mapping[str, tuple[nn.Linear, ...]]
     """Linear layers that are computed as one product, by the kernel's name for it."""
-    norms: tuple[nn.Module, nn.Module]
-    head_norms: tuple[nn.Module, nn.Module] | None
+    norms: tuple[nn.Module, ...]
+    head_norms: tuple[nn.Module, ...]
+    """Of queries and keys; empty: there are none."""
     scale: float
     """Factor on the scores."""
     eps: tuple[float, float]
@@ -61,7 +62,7 @@ class LeanShape:
         """Yield all modules whose weights are read."""
         yield from (self.embedding, self.norm, self.rotary, self.head)
         for layer in self.layers:
-            yield from (*chain.from_iterable(layer.products.values()), *layer.norms, *(layer.head_norms or ()))
+            yield from (*chain.from_iterable(layer.products.values()), *layer.norms, *layer.head_norms)
 
     def angles(self, like: Tensor, positions: Tensor, kinds: Iterable[AttentionKind]) -> Angles:
         """Return the model's own cosines and sines, in the dtype and on the device of `like`."""
@@ -106,8 +107,11 @@ def lean_shape(model: Any, heads: HeadShape, *, laid_out: bool = True) -> LeanSh
         raise NotLean("its weights have several dtypes")
     if laid_out:
         _require_laid_out(model, dtypes)
-    layers = tuple(_layer(layer) for layer in inner.layers)
-    _require_widths(layers, heads, embedding, norm, head)
+    width, mlp = embedding.embedding_dim, getattr(inner.layers[0], "mlp", None)
+    if (len(weight_of(norm)), head.in_features) != (width, width):
+        raise NotLean("the widths of its head and its last norm do not match its embedding")
+    shapes = _expected_shapes(heads, width, getattr(getattr(mlp, "down_proj", None), "in_features", 0))
+    layers = tuple(_layer(layer, shapes) for layer in inner.layers)
     return LeanShape(embedding, layers, norm, rotary, head)
 
 
@@ -119,25 +123,20 @@ def _require_laid_out(model: Any, dtypes: set[torch.dtype]) -> None:
         raise NotLean("on this CPU torch multiplies bfloat16 in tiles, but the kernels are not permitted to")
 
 
-def _require_widths(
-    layers: Sequence[LeanLayer], heads: HeadShape, embedding: nn.Embedding, norm: nn.Module, head: nn.Linear
-) -> None:
-    """Raise `NotLean` unless every weight has the width that the kernel assumes."""
-    width, dim = embedding.embedding_dim, heads.head_dim
-    inner = layers[0].products["down"][0].in_features
-    own, shared = heads.heads * dim, heads.kv_heads * dim
-    widths = {"qkv": (width, (own, shared, shared)), "gate_up": (width, (inner, inner))}
-    widths |= {"o": (own, (width,)), "down": (inner, (width,))}
-    fits = len(weight_of(norm)) == head.in_features == width
-    for layer in layers:
-        for name, modules in layer.products.items():
-            inputs, outputs = widths[name]
-            fits &= all(module.in_features == inputs for module in modules)
-            fits &= tuple(module.out_features for module in modules) == outputs
-        fits &= all(len(weight_of(layer_norm)) == width for layer_norm in layer.norms)
-        fits &= all(len(weight_of(head_norm)) == dim for head_norm in layer.head_norms or ())
-    if not fits:
-        raise NotLean("the widths of its layers do not match its heads and its embedding")
+def _expected_shapes(heads: HeadShape, width: int, inner: int) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each weight of a layer, by the path of its module."""
+    queries, keys = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
+    outputs = {
+        "qkv": ((queries, width), (keys, width), (keys, width)),
+        "o": ((width, queries),),
+        "gate_up": ((inner, width), (inner, width)),
+        "down": ((width, inner),),
+    }
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(_NORMS, (width,))
+    shapes |= dict.fromkeys(_HEAD_NORMS, (heads.head_dim,))
+    for name, paths in _PRODUCTS.items():
+        shapes |= zip(paths, outputs[name], strict=True)
+    return shapes
 
 
 def has_more_than_factors(norm: nn.Module) -> bool:
@@ -145,29 +144,29 @@ def has_more_than_factors(norm: nn.Module) -> bool:
     return [name for name, _ in norm.named_parameters()] != ["weight"]
 
 
-def _layer(layer: nn.Module) -> LeanLayer:
+def _layer(layer: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> LeanLayer:
     leaves = {
         name: module for name, module in layer.named_modules() if next(module.parameters(False), None) is not None
     }
-    expected = {*_NORMS, *chain.from_iterable(_PRODUCTS.values())}
-    if not expected <= leaves.keys() or leaves.keys() - expected not in (set(), set(_HEAD_NORMS)):
+    if shapes.keys() - leaves.keys() not in (set(), set(_HEAD_NORMS)) or leaves.keys() - shapes.keys():
         raise NotLean(f"its layers are made of {', '.join(sorted(leaves))}")
-    products = {name: tuple(_linear(leaves[path], path) for path in names) for name, names in _PRODUCTS.items()}
+    products = {name: tuple(_linear(leaves[path], path) for path in paths) for name, paths in _PRODUCTS.items()}
+    norms, head_norms = ([leaves[name] for name in names if name in leaves] for names in (_NORMS, _HEAD_NORMS))
+    if any(has_more_than_factors(norm) for norm in (*norms, *head_norms)):
+        raise NotLean("its norms have other parameters than a weight")
+    for path, module in leaves.items():
+        if module.get_parameter("weight").shape != shapes[path]:
+            raise NotLean(f"the widths of {path} do not match its heads and its embedding")
     if any(module.out_features % PANEL for modules in products.values() for module in modules[:-1]):
         raise NotLean(f"a layer's output size is not a multiple of {PANEL}")
-    first, second = (leaves[name] for name in _NORMS)
-    head_norms = (leaves[_HEAD_NORMS[0]], leaves[_HEAD_NORMS[1]]) if _HEAD_NORMS[0] in leaves else None
     scale = getattr(layer.get_submodule("self_attn"), "scaling", None)
     if not isinstance(scale, float):
         raise NotLean("its attention has no scale")
-    if any(has_more_than_factors(norm) for norm in (first, second, *(head_norms or ()))):
-        raise NotLean("its norms have other parameters than a weight")
-    if head_norms is not None and any(weight_of(norm).ndim != 1 for norm in head_norms):
-        raise NotLean("it normalises all heads together")
-    eps = [[eps_of(norm) for norm in norms] for norms in ((first, second), head_norms or ())]
-    if any(len(set(values)) > 1 for values in eps):
+    eps = [{eps_of(norm) for norm in norms}, {eps_of(norm) for norm in head_norms} or {0.0}]
+    if any(len(values) > 1 for values in eps):
         raise NotLean("its norms differ")
-    return LeanLayer(products, (first, second), head_norms, scale, (eps[0][0], eps[1][0] if eps[1] else 0.0))
+    [first], [second] = eps
+    return LeanLayer(products, tuple(norms), tuple(head_norms), scale, (first, second))
 
 
 def _linear(module: nn.Module, name: str) -> nn.Linear:

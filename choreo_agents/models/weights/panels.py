@@ -69,7 +69,7 @@ class Panels:
         some = self.panels[first // PANEL : -(-(first + outputs) // PANEL)]
         return Panels(some, self.inputs, outputs, self.plain_dtype)
 
-    def struct(self, bias: Tensor | None) -> LinearStruct:
+    def struct(self, bias: Tensor | None) -> ctypes.Structure:
         """Return the kernel's struct, valid while the panels and the bias, in fp32, are alive."""
         address = None if bias is None else bias.data_ptr()
         return LinearStruct(self.panels.data_ptr(), address, self.inputs, self.outputs, self.dtype)

@@ -10,7 +10,7 @@ from typing import Any
 from choreo_agents.graph import END, START, Agent, ChoreoGraph, ChoreoState
 from choreo_agents.graph.visibility import Mode
 from choreo_agents.sampling import Sampling
-from choreo_agents.workflows.case import turns_of
+from choreo_agents.workflows.answers import turns_of
 
 ROLES = AFFIRMATIVE, NEGATIVE, MODERATOR = "affirmative", "negative", "moderator"
 Verdicts = Callable[[Sequence[str]], Sequence[str]]

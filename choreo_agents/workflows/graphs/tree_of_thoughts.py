@@ -10,12 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from typing_extensions import TypedDict
-
 from choreo_agents.graph import END, START, Agent, ChoreoGraph, ChoreoState, Send, Worker, send
 from choreo_agents.graph.visibility import Mode, mode_of
 from choreo_agents.sampling import Sampling
-from choreo_agents.workflows.case import answers_of
+from choreo_agents.workflows.answers import answers_of
 
 
 def elect(votes: Sequence[str], ballots: Sequence[str | None], *, answer_prefix: str = "", seats: int = 1) -> list[int]:
@@ -76,20 +74,13 @@ def numbered(state: Mapping[str, Any]) -> list[tuple[int, str]]:
     return [(first + index, words.get(thought[-1], "")) for index, thought in enumerate(state["candidates"])]
 
 
-class Sent(TypedDict):
-    """View of a branch, as message ids."""
-
-    shared: list[str]
-    reencoded: list[str]
-
-
-def sent(state: Mapping[str, Any], thoughts: Sequence[Thought], visibility: Mode) -> Sent:
+def sent(state: Mapping[str, Any], thoughts: Sequence[Thought], visibility: Mode) -> dict[str, Any]:
     """Return the view of a branch that sees the input and these thoughts only."""
     inputs = [entry["message_id"] for entry in state["handles"] if entry["author"] == START]
     chosen = list(dict.fromkeys(message for thought in thoughts for message in thought))
     if mode_of(visibility).shares_kv:
-        return Sent(shared=[*inputs, *chosen], reencoded=[])
-    return Sent(shared=inputs, reencoded=chosen)
+        return {"shared": [*inputs, *chosen], "reencoded": []}
+    return {"shared": inputs, "reencoded": chosen}
 
 
 FINALIST = "finalist"

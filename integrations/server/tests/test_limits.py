@@ -317,9 +317,7 @@ async def test_others_are_answered_while_a_schema_is_compiled(
 
         return make
 
-    grammars = engine.model.grammars
     monkeypatch.setattr(Grammars, "_matcher", slowly(Grammars._matcher))
-    monkeypatch.setattr(grammars, "_calls", slowly(grammars._calls))
     async with client_of(engine) as client:
         waiting = [asyncio.create_task(asked(client, max_tokens=120, **asks)) for _ in range(2)]
         while not begun.is_set():

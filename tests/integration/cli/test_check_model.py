@@ -49,7 +49,7 @@ def test_it_is_readable_for_people(tmp_path: Path) -> None:
     assert result.exit_code == 0
     for words in (
         "can be served, according to its small files: its weights are not downloaded",
-        "40,960 tokens; full attention in every layer",
+        "40,960 tokens; layers: 4 see all",
         "<|im_end|> (151645, tokenizer): part of what closes a turn",
         "Ann speaks again, over shared edges",
         "<|im_start|>assistant⏎Bob: Half a coin: the bat costs ten and a half.<|im_end|>⏎",

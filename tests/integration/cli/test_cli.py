@@ -41,12 +41,9 @@ def test_the_debate_is_shown_with_its_costs() -> None:
 def test_json_is_one_object_and_choreo_encodes_fewer_tokens() -> None:
     out, err = run("run", "debate", "--repeats", "1", "--json", "--seed", "3", "--rounds", "2", "--agents", "4")
     result = json.loads(out)
-    facts = {"question", "record_tokens"}
-    assert set(result) == {"item", "result", "messages", "cost", "methods", "ratios"} | facts
-    assert result["record_tokens"] == 885 and result["result"]["score"] in (0.0, 1.0)
-    assert sorted((m["round"], m["agent"]) for m in result["messages"])[:4] == [
-        (1, name) for name in ("Alice", "Bruno", "Clara", "David")
-    ]
+    assert set(result) == {"item", "result", "messages", "cost", "methods", "ratios"}
+    assert result["result"]["score"] in (0.0, 1.0)
+    assert [m["node"] for m in result["messages"]] == 2 * ["Alice", "Bruno", "Clara", "David"]
     told = [sum(m[figure] for m in result["messages"]) for figure in ("tokens_encoded", "tokens_reused")]
     assert told == [result["cost"]["tokens_encoded"], result["cost"]["tokens_reused"]]
     assert len(result["messages"]) == 8
@@ -77,7 +74,7 @@ def test_a_debate_fits_the_screen(width: str) -> None:
 
 def test_a_record_can_be_short() -> None:
     result = json.loads(run("run", "debate", "--repeats", "1", "--json", "--rounds", "2", "--reports", "1")[0])
-    assert 90 < result["record_tokens"] < 110 and result["methods"]["choreo"]["tokens_encoded"] < 885
+    assert len(result["item"]["record"]) == 1 and result["methods"]["choreo"]["tokens_encoded"] < 885
     assert "--reports" in run("run", "debate", "--reports", "10", code=2)[1]
     assert "at least 3 agents" in run("run", "debate", "--agents", "2", code=1)[0]
 

@@ -25,10 +25,11 @@ from transformers.pytorch_utils import Conv1D
 
 from choreo_agents import Engine, Memory, Sampling
 from choreo_agents.errors import AdapterError
-from choreo_agents.models import LoadedModel, load_model
+from choreo_agents.models import LoadedModel, adapter_files, load_model
 from choreo_agents.models import files as tensor_files
 from choreo_agents.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE, read_adapter, write_adapter
-from choreo_agents.models.lora import LoraAdapter, LowRank, apply_adapters, hook_layers
+from choreo_agents.models.hook import pass_context
+from choreo_agents.models.lora import LoraAdapter, LowRank, hook_layers
 from choreo_agents.synthesis.mapper import MAPPER_FILE, CacheMapper, load_mapper
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.tuned import Tuned
@@ -316,7 +317,7 @@ def test_a_write_that_fails_leaves_what_was_there(
         save_mapper(folder, tiny, seed=2)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     monkeypatch.undo()
-    monkeypatch.setattr("peft.LoraConfig.save_pretrained", lambda _, path: full(None, Path(path) / CONFIG_FILE, None))
+    monkeypatch.setattr(adapter_files, "write_text", lambda path, _: full(None, path, None))
     with pytest.raises(OSError, match="No space left"):
         write_adapter(folder, other, "2" * 16, name="tiny", dropout=0.5)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
@@ -376,9 +377,10 @@ def test_a_part_adds_to_the_rows_it_serves_also_of_transposed_layers() -> None:
     added = x @ (part.up @ part.down).T * 0.5
     for name, layer in model.items():
         assert torch.equal(layer(x), plain[name])
-        with apply_adapters([(adapter, torch.tensor([1, 3]))]):
-            with apply_adapters([(adapter, None)]):
-                torch.testing.assert_close(layer(x), plain[name] + added)
+        attention: Any = None
+        with pass_context(attention, [(adapter, None)]):
+            torch.testing.assert_close(layer(x), plain[name] + added)
+        with pass_context(attention, [(adapter, torch.tensor([1, 3]))]):
             wanted = plain[name].clone()
             wanted[:, [1, 3]] += added[:, [1, 3]]
             torch.testing.assert_close(layer(x), wanted)

@@ -181,7 +181,7 @@ def test_leases_are_dropped_once_and_never_those_of_others(make_engine: MakeEngi
             inside.release()
             assert engine.stats().leases == 1
         outside = engine.kv.lease([kept])
-        outside.add([engine.prefill(tokens(2, 10))])
+        outside.handles.append(engine.prefill(tokens(2, 10)))
         outside.release()
         outside.release()
         assert engine.stats().leases == 1

@@ -18,7 +18,7 @@ from support.merges import give_back, heard, require_nothing_left, team, view_of
 from choreo_agents import START, Agent, ChoreoGraph, Engine, MessageHandle, Sampling, Synthesizer
 from choreo_agents.errors import AdapterError
 from choreo_agents.models import LoadedModel
-from choreo_agents.synthesis.mapper import MERGING_FILE, MergingConfig, read_merging, write_merging
+from choreo_agents.synthesis.mapper import MERGING_FILE, reads_boundaries, write_boundaries
 from choreo_agents.training.synthesis_traces import boundaries_of
 from choreo_agents.training.trace import TraceMessage
 
@@ -31,7 +31,7 @@ def merger(tiny: LoadedModel, tiny_path: Path, tmp_path_factory: pytest.TempPath
     folder = tmp_path_factory.mktemp("merger") / "merger"
     save_adapter(folder, tiny_path)
     save_mapper(folder, tiny)
-    write_merging(folder, MergingConfig(boundaries=True))
+    write_boundaries(folder)
     return folder
 
 
@@ -210,7 +210,7 @@ def test_a_name_is_not_given_to_one_that_reads_otherwise(
 def test_a_damaged_file_is_refused(make_engine: MakeEngine, merger: Path, tmp_path: Path, text: str) -> None:
     for file in merger.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    assert read_merging(tmp_path).boundaries and not read_merging(tmp_path / "none").boundaries
+    assert reads_boundaries(tmp_path) and not reads_boundaries(tmp_path / "none")
     (tmp_path / MERGING_FILE).write_text(text, "latin-1")
     with pytest.raises(AdapterError, match=r"merging.json' cannot be read: train again"):
         make_engine(adapter=tmp_path)

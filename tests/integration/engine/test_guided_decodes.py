@@ -23,7 +23,7 @@ from choreo_agents import Constraint, Decode, Engine, Sampling, StreamedToken, T
 from choreo_agents.errors import ChoreoError, ConstraintError, GrammarError, InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel, load_model
-from choreo_agents.models.constraints import Grammars, sources
+from choreo_agents.models.constraints import Grammars, grammars
 from choreo_agents.sampling import Allowed, Grammar
 from choreo_agents.testing import Script
 
@@ -257,7 +257,7 @@ def test_a_guide_of_ones_own_leads_by_its_key(talker: Engine) -> None:
     ],
 )  # fmt: skip
 def test_a_schema_that_refers_to_itself_and_ends_leads(schema: dict[str, Any]) -> None:
-    sources.require_grammar(Grammar(kind="json_schema", text=json.dumps(schema)))
+    grammars.require_grammar(Grammar(kind="json_schema", text=json.dumps(schema)))
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_without_the_extra_a_line_says_what_to_install(talker: Engine, monkeypat
 
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(InvalidRequestError, match=r"pip install 'choreo-agents\[guided\]'$"):
-        sources.require_grammar(Grammar(kind="regex", text="a"))
+        grammars.require_grammar(Grammar(kind="regex", text="a"))
     with Script(default="Well.").load() as engine:
         assert "Well." in engine.text(engine.decode(engine.chat.header("ann")))
         with pytest.raises(InvalidRequestError, match=r"choreo-agents\[guided\]"):

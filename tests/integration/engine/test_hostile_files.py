@@ -21,9 +21,8 @@ from choreo_agents.kv.store import files
 from choreo_agents.models.checking import needs
 from choreo_agents.pml import Schema, SchemaLibrary
 from choreo_agents.training.journal import Journal, read_journal
-from choreo_agents.training.trace_store import read_traces
-from choreo_agents.workflows.cases import CASES
-from choreo_agents.workflows.playing import read_items
+from choreo_agents.training.trace import read_traces
+from choreo_agents.workflows.cases import CASES, read_items
 
 DEEP = 100_000
 LONG = 5.0

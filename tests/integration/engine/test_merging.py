@@ -31,7 +31,7 @@ from choreo_agents.errors import (
 )
 from choreo_agents.models import LoadedModel
 from choreo_agents.runtime.executor import Executor
-from choreo_agents.synthesis.mapper import MergingConfig, write_merging
+from choreo_agents.synthesis.mapper import write_boundaries
 
 SHORT = Sampling(max_tokens=5, stop_tokens=())
 METHODS = ("choreo", "baseline", "naive")
@@ -47,7 +47,7 @@ def mapper(tiny: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reader(tiny: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A mapper that reads boundaries too."""
     folder = save_mapper(tmp_path_factory.mktemp("reader") / "reader", tiny)
-    write_merging(folder, MergingConfig(boundaries=True))
+    write_boundaries(folder)
     return folder
 
 
@@ -229,7 +229,7 @@ def test_a_summary_is_said_by_the_branchs_own_worker(
     )
     view = view_of(engine, branches, strategy="summary")
     encoders = [handle.model for handle in view.owned if handle != root]
-    assert encoders == [branch.model for branch in branches] * 2, "what they are asked, and what they say"
+    assert encoders == [branch.model for branch in branches], "what they say"
     assert encoders[0] != encoders[1]
     assert all("~" in handle.model for handle in view.handles[1:])
     give_back(engine, view)
@@ -313,6 +313,33 @@ async def test_a_merged_view_streams(engine: Engine) -> None:
     tokens = [item.token for item in items if isinstance(item, StreamedToken)]
     assert tokens == engine.tokens(merged)[1:6]
     for handle in (*view.owned, items[-1], merged, *trunk, *branches):
+        engine.release(handle)
+    require_nothing_left(engine)
+
+
+def test_a_view_of_texts_outlives_its_branches(engine: Engine) -> None:
+    """Also where a branch that is encoded again has the handle that it had."""
+    trunk, branches = team(engine)
+    view = view_of(engine, branches, strategy="text")
+    assert set(view.handles) & set(branches)
+    for handle in branches:
+        engine.release(handle)
+    merged = engine.decode([10], view.handles, view.offsets, view.end, sampling=SHORT)
+    give_back(engine, view)
+    for handle in (merged, *trunk):
+        engine.release(handle)
+    require_nothing_left(engine)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_merge_ends_with_the_scope_of_its_caller(engine: Engine, strategy: str) -> None:
+    trunk, branches = team(engine)
+    with engine.scope():
+        merge = asyncio.ensure_future(engine.branches.amerge(branches, words(3, 20), strategy=strategy, sampling=SHORT))
+        await asyncio.sleep(0)
+    with pytest.raises(ReleasedHandleError):
+        await merge
+    for handle in (*trunk, *branches):
         engine.release(handle)
     require_nothing_left(engine)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import ipaddress
 import json
-import logging
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -64,13 +63,9 @@ def test_an_everyday_type_is_an_output_and_a_field(kind: Any) -> None:
         assert read == model.model_validate(said)
 
 
-def test_what_the_guide_leaves_out_is_logged_and_the_type_checks_it(caplog: Any) -> None:
-    with (
-        caplog.at_level(logging.INFO, "choreo_agents"),
-        pytest.raises(ConstraintError, match="does not match its format"),
-    ):
+def test_the_type_checks_what_the_guide_leaves_out() -> None:
+    with pytest.raises(ConstraintError, match="does not match its format"):
         answers(RootModel[dict[Color, int]], {"green": 1})
-    assert "propertyNames" in caplog.text
 
 
 @pytest.mark.parametrize(

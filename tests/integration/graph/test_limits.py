@@ -3,32 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage
 
 from choreo_agents import START, Agent, ChoreoGraph, Engine, Sampling
-from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.provenance import MOST_MESSAGES
-
-
-@pytest.mark.parametrize("form", [list, tuple])
-def test_more_messages_than_a_state_may_hold_are_refused_before_anything_is_done(engine: Engine, form: type) -> None:
-    app = (
-        ChoreoGraph()
-        .add_node(Agent("ann", sampling=Sampling(max_tokens=2)))
-        .add_edge(START, "ann")
-        .compile(engine=engine)
-    )
-    before = engine.stats()
-    many = form([HumanMessage("No.")] * (MOST_MESSAGES + 1))
-    with pytest.raises(InvalidRequestError, match=r"would hold 100,001 messages, more than 100,000.*RemoveMessage"):
-        app.invoke({"messages": many})
-    assert engine.stats() == before
-
-
-def test_an_agent_reads_no_more_than_that_in_a_stock_graph_either(engine: Engine) -> None:
-    agent = Agent("ann", sampling=Sampling(max_tokens=2), engine=engine)
-    with pytest.raises(InvalidRequestError, match="100,001 messages"):
-        agent.invoke({"messages": [HumanMessage("No.")] * (MOST_MESSAGES + 1)})
 
 
 def test_more_answers_than_one_call_may_have_are_refused() -> None:

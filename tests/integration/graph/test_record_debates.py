@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conftest import MakeEngine
+from support.debates import debate_setting
 
 from choreo_agents.graph import START
 from choreo_agents.graph.comparing import METHODS, ComparedInput
@@ -11,7 +12,6 @@ from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows import debate
-from choreo_agents.workflows.debating import setting_of
 from choreo_agents.workflows.playing import Setting, compared
 
 SEEDS = (1, 2, 7)
@@ -21,7 +21,7 @@ NOTES = {"alice": "Notes: Ann has 3 red kites.", "bruno": "Notes: Bob has 5 blue
 @pytest.fixture(scope="module", params=SEEDS)
 def debated(request: pytest.FixtureRequest, embedded: LoadedModel) -> tuple[Setting, ComparedInput]:
     """A debate under each method, all in the baseline's words."""
-    setting = setting_of(embedded, request.param, rounds=3)
+    setting = debate_setting(embedded, request.param, rounds=3)
     return setting, compared(setting, 1, lambda done, of: None).inputs[0]
 
 

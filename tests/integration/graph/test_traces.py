@@ -37,7 +37,7 @@ from choreo_agents import (
     Worker,
 )
 from choreo_agents.errors import AdapterError, InvalidRequestError, ScriptError
-from choreo_agents.graph.view.rendered_view import MASK
+from choreo_agents.graph.view.view_builder import MASK
 from choreo_agents.models import load_model
 from choreo_agents.testing import Script
 

@@ -413,6 +413,18 @@ async def test_branches_of_another_model_are_merged_from_their_words(pair: Pair,
     assert pair.large.stats().tokens_of_other_models == expected
 
 
+def test_branches_are_placed_also_if_their_model_never_read_the_input(pair: Pair) -> None:
+    graph = ChoreoGraph(system="Agents read their notes.")
+    graph.add_node(speaker("ann", "small")).add_edge(START, "ann")
+    for name in ("bob", "carl"):
+        graph.add_node(speaker(name, "large")).add_edge("ann", name).set_visibility(START, name, "private")
+    graph.add_node(Synthesizer("judge", merges=["bob", "carl"], strategy="parallel", engine="large", sampling=SHORT))
+    graph.add_edge(["bob", "carl"], "judge").set_visibility(START, "judge", "private").add_edge("judge", END)
+    state = graph.compile(engine=pair.named).invoke(ASKED)
+    assert models_of(state["handles"][:1]) == [{pair.small.model.adapter.fingerprint}]
+    assert entry_of(state, "judge")
+
+
 def test_an_edited_message_is_edited_on_every_model(pair: Pair) -> None:
     engines = {"ann": pair.small, "bob": pair.large}
     app = _rounds(pair, checkpointer=InMemorySaver())

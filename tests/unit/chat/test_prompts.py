@@ -18,10 +18,10 @@ from choreo_agents.chat import answer_header
 from choreo_agents.chat.prompt import PIECE, PromptCutter, whole_prompt
 from choreo_agents.chat.turns import template_turns
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.models import LoadedModel, PromptText
+from choreo_agents.models import LoadedModel
 from choreo_agents.models.chat.template import Template
 from choreo_agents.models.chat.template_analysis import chat_format
-from choreo_agents.models.safe_tokenization import RustSafeTokenizer, safe_tokenizer
+from choreo_agents.models.safe_tokenization import safe_tokenizer
 
 DATE = "2026-11-23"
 TALK = [HumanMessage("Who are you?"), AIMessage("A model."), HumanMessage("Since when?")]
@@ -162,15 +162,6 @@ def test_thoughts_are_told_as_words_whoever_wrote_them() -> None:
     ]
     [turn] = template_turns([AIMessage(blocks)])
     assert turn == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm. So."}
-
-
-def test_what_was_said_is_not_kept_by_who_spells_it() -> None:
-    tokenizer = tokenizer_for("Qwen 2.5")
-    spelling = safe_tokenizer(tokenizer)
-    assert isinstance(spelling, RustSafeTokenizer)
-    for length in (10, 10_000):
-        spelling.encode(PromptText.special("x" * length))
-    assert spelling._cached.cache_info().currsize == 1
 
 
 def test_what_a_template_refuses_is_put_together_of_turns() -> None:

@@ -15,9 +15,7 @@ from typer.testing import CliRunner
 from choreo_agents.cli import app
 from choreo_agents.synthesis.placing import Strategy
 from choreo_agents.terminal import commands
-from choreo_agents.workflows.cases import CASES
-from choreo_agents.workflows.cases.branch_solve_merge import MergeOptions
-from choreo_agents.workflows.cases.multi_qa import QuestionsOptions
+from choreo_agents.workflows.cases import CASES, MergeOptions, QuestionsOptions
 from choreo_agents.workflows.graphs.multi_qa import Layout
 
 runner = CliRunner()

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from support.debates import debate_setting
 
 from choreo_agents.cli.compare import summary, table_of
 from choreo_agents.cli.displays import DISPLAYS, PlayDisplay
 from choreo_agents.graph.comparing import ComparedInput, Comparison, Cost
 from choreo_agents.testing import Script, ScriptedCall
 from choreo_agents.workflows.cases import CASES
-from choreo_agents.workflows.debating import setting_of
 from choreo_agents.workflows.playing import Setting, make_setup, run_method
 
 COST = Cost(tokens_encoded=100, tokens_reused=0, first_token_s=1.0, end_to_end_s=2.0, steps=1)
@@ -43,7 +43,7 @@ def told(agent: str, words: str, read: int, encoded: int) -> dict[str, Any]:
 
 
 def test_cells_tell_who_reads_who_speaks_and_what_was_read() -> None:
-    display = display_of(setting_of(Script().model, 1))
+    display = display_of(debate_setting(Script().model, 1))
     assert printed(display.render()).count("reads ...") == 3, "all of them, in the first round"
     display.add("Alice", "a", "Ann has", (1, 0))
     assert "Ann has" in printed(display.render()) and printed(display.render()).count("reads ...") == 2
@@ -61,7 +61,7 @@ def test_cells_tell_who_reads_who_speaks_and_what_was_read() -> None:
 
 @pytest.mark.parametrize("number", range(20))
 def test_a_debate_says_who_is_wrong_on_purpose(number: int) -> None:
-    setting = setting_of(Script().model, number)
+    setting = debate_setting(Script().model, number)
     [wrong] = setting.item.mistaken
     name = setting.setup.prompts.names("agents")[wrong]
     opening = printed(display_of(setting).opening("embedded", "choreo"))
@@ -85,7 +85,7 @@ def test_a_tree_is_drawn_with_its_votes_and_the_winner() -> None:
     script = Script(
         {"thinker": thought, "voter": lambda _: f"Well. I vote for {next(votes)}", "finalist": "So.\nAnswer: 5"}
     )
-    display = display_of(tree(script, branches=3, voters=3))
+    display: Any = display_of(tree(script, branches=3, voters=3))
     assert "level 1" not in printed(display.render()), "nobody has said a word"
     played(display)
     words = printed(display.render())
@@ -99,12 +99,9 @@ def test_a_tree_is_drawn_with_its_votes_and_the_winner() -> None:
     assert "votes: 2 for Candidate 3, 1 for Candidate 2" in words
     assert all(f"Voter {number} " in words for number in (1, 2, 3))
     assert "Assistant, who reads Candidate 3's thought" in words and words.index("votes:") < words.index("Assistant")
-    [level] = display.facts()["levels"]
-    assert level == {
-        "candidates": ["Candidate 1", "Candidate 2", "Candidate 3"],
-        "votes": {"Candidate 3.": 2, "Candidate 2.": 1},
-        "elected": ["Candidate 3"],
-    }
+    [level] = display.levels()
+    assert [name for name, _ in level.candidates] == ["Candidate 1", "Candidate 2", "Candidate 3"]
+    assert level.votes == {"Candidate 3.": 2, "Candidate 2.": 1} and level.elected == [2]
     scores = [(each["node"], each["score"]) for each in display.messages()]
     assert scores[:3] == [("thinker", 1.0), ("thinker", 0.0), ("thinker", 1.0)] and scores[-1] == ("finalist", 1.0)
     assert all(each["tokens_encoded"] > 0 for each in display.messages())
@@ -114,11 +111,11 @@ def test_every_level_of_a_tree_has_its_own_candidates() -> None:
     script = Script(
         {"thinker": thought, "voter": lambda call: f"I vote for {call.sampling.choices[-1]}", "finalist": "Answer: 5"}
     )
-    display = display_of(tree(script, branches=2, voters=2, depth=2))
+    display: Any = display_of(tree(script, branches=2, voters=2, depth=2))
     played(display)
-    first, second = display.facts()["levels"]
-    assert first["candidates"] == ["Candidate 1", "Candidate 2"] and first["elected"] == ["Candidate 2"]
-    assert second["candidates"] == ["Candidate 3", "Candidate 4"] and second["elected"] == ["Candidate 4"]
+    first, second = display.levels()
+    assert [name for name, _ in first.candidates] == ["Candidate 1", "Candidate 2"] and first.elected == [1]
+    assert [name for name, _ in second.candidates] == ["Candidate 3", "Candidate 4"] and second.elected == [1]
     assert "who reads Candidate 4's thought" in printed(display.render())
 
 

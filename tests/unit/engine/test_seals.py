@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from choreo_agents.engine.messages import seals as seals_module
 from choreo_agents.engine.messages.seals import Seals
 
 plain = st.recursive(
@@ -44,36 +43,17 @@ def test_names_are_drawn_for_names() -> None:
     assert seals.drawn("a", "b") == seals.drawn("a", "b") != seals.drawn("ab")
 
 
-def test_what_held_once_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seals_module, "_REMEMBERED", 100)
-    seals, content = Seals(b"key", salted=True), {"a": ["b"]}
-    seal = seals.seal("kind", content)
-    assert seals.holds(seal, "kind", content) and seals.holds(seal, "kind", {"a": ["b"]})
-    assert not seals.holds(seal, "other", {"a": ["b"]})
-    content["a"].append("c")
-    assert not seals.holds(seal, "kind", content)
-    for number in range(1000):
-        assert seals.holds(seals.seal("kind", number), "kind", number)
-    assert len(seals._known) <= 100 and seals.holds(seals.seal("kind", 999), "kind", 999), "what came last"
-
-
 @pytest.mark.parametrize("one, other", [(True, 1), (1, 1.0), (0, False), ({"a": 1}, {"a": True})])
 def test_what_json_tells_apart_is_not_the_same(one: object, other: object) -> None:
     seals = Seals(b"key", salted=True)
     seal = seals.seal("kind", one)
-    for _ in range(2):
-        assert seals.holds(seal, "kind", one) and not seals.holds(seal, "kind", other)
+    assert seals.holds(seal, "kind", one) and not seals.holds(seal, "kind", other)
 
 
-def test_what_is_not_plain_is_not_known() -> None:
+def test_what_is_not_plain_holds_nothing() -> None:
     seals = Seals(b"key", salted=True)
     deep: list[object] = []
     for _ in range(100_000):
         deep = [deep]
     for content in (object(), deep, {1, 2}, threading.Lock()):
-        assert not seals.holds("0" * 32, "kind", content) and not seals._known
-
-
-@pytest.mark.parametrize("content", [None, "", 0, [], {}])
-def test_what_nobody_has_looked_at_is_not_known(content: object) -> None:
-    assert not Seals(b"key", salted=True).holds("0" * 32, "kind", content)
+        assert not seals.holds("0" * 32, "kind", content)

@@ -18,6 +18,7 @@ from choreo_agents.models.chat.tool_prompt import (
     tools_prompt,
 )
 from choreo_agents.models.chat.tools.grammar import BrokenCall, ToolCall
+from choreo_agents.models.chat.tools.reading import CallText
 
 TOOL: dict[str, Any] = {
     "type": "function",
@@ -177,3 +178,25 @@ def test_other_headers_and_preambles_of_harmony_are_read() -> None:
     preamble = ("<|channel|>", "commentary", "<|message|>", "I look.", "<|end|>", "<|start|>", "assistant")
     assert read(*preamble, *spoken, "<|call|>") == ("I look.", [call])
     assert read("<|channel|>", "analysis", "<|message|>", "Hm.", "<|end|>") == ("", [])
+
+
+@pytest.mark.parametrize("family", ["Qwen 3", "Mistral"])
+def test_the_name_of_a_call_behind_a_mark_is_not_looked_for_at_each_token(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked for in the whole text of the call, which may be long and never end."""
+    looked: list[CallText] = []
+    monkeypatch.setattr(CallText, "name", property(looked.append))
+    tokenizer = tool_tokenizer(family)
+    how, controls = (
+        tools_format(chat_format(tokenizer)),
+        [mark for mark in tokenizer.added_tokens_encoder if mark.strip()],
+    )
+    opening = how.grammar.before.strip()
+    reader = how.reader([TOOL], controls)
+    mark = next(control for control in controls if opening.startswith(control))
+    reader.add(mark, is_control=True)
+    for text in (opening.removeprefix(mark), '{"name": "', *"a" * 50):
+        reader.add(text)
+    reader.end()
+    assert len(looked) <= 1 and [type(call) for call in reader.calls] == [BrokenCall]

@@ -165,11 +165,10 @@ class Filler:
     def __init__(self) -> None:
         self.calls: list[int] = []
 
-    def fill(self, constraints: Sequence[Any], bits: Any) -> None:
+    def fill(self, constraints: Sequence[Any], device: torch.device) -> None:
         self.calls.append(len(constraints))
-        bits[:] = 0
-        for constraint, row in zip(constraints, bits, strict=True):
-            row[constraint.token // 32] = 1 << constraint.token % 32
+        for constraint in constraints:
+            constraint.mask = torch.arange(self.vocabulary) == constraint.token
 
 
 class Packed:

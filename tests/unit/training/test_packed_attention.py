@@ -14,6 +14,7 @@ from choreo_agents.attention.rope import PureRotation
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.synthesis.mapper import CacheMapper
 from choreo_agents.training.packed import PackedAttention, PackedTraces
+from choreo_agents.training.trace import Trace, TraceMessage
 
 HEADS, KV_HEADS, DIM = 4, 2, 6
 TURNS = torch.tensor([0.7, 0.11])
@@ -54,9 +55,8 @@ def test_gradients_equal_finite_differences(name: str, sunk: bool) -> None:
 
 
 def test_a_message_that_several_see_in_one_place_is_moved_there_once() -> None:
-    rng = random.Random(3)
-    trace = draw_trace(rng, 12)
-    packed = PackedTraces.of([trace])
-    seen = {(piece.first, piece.shift): piece.count for message in packed.messages for piece in message.view}
-    attention = PackedAttention(packed, [KINDS["plain"]], torch.device("cpu"))
-    assert len(attention._sources) == sum(count for (_, shift), count in seen.items() if shift)
+    first = TraceMessage("first", (5, 6, 7))
+    others = [TraceMessage(name, (8, 9), ("first",), (offset,)) for name, offset in (("a", 4), ("b", 4), ("c", 0))]
+    packed = PackedTraces.of([Trace("shared", (first, *others))])
+    assert packed.moved == [0, 1, 2] and packed.shifts == [4, 4, 4]
+    assert packed.seen == [0, 1, 2, 9, 10, 11, 3, 4, 9, 10, 11, 5, 6, 0, 1, 2, 7, 8]

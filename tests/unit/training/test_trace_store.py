@@ -14,8 +14,7 @@ from support.tuning import full_disk
 
 from choreo_agents.errors import InvalidRequestError, TrainingError
 from choreo_agents.training.journal import Journal
-from choreo_agents.training.trace import Trace, TraceMessage
-from choreo_agents.training.trace_store import add_traces, digest_of, read_traces
+from choreo_agents.training.trace import Trace, TraceMessage, add_traces, digest_of, read_traces
 
 SETTINGS = {"task": "debate", "seed": 1}
 
@@ -112,12 +111,8 @@ def damaged(path: Path, change: Callable[[dict[str, object]], object]) -> None:
         (lambda r: r.pop("messages"), "is not a trace: remove it"),
         (lambda r: r.update(messages=[1]), "is not a trace: remove it"),
         (lambda r: r["messages"][0].update(colour="red"), "is not a trace: remove it"),
-        (lambda r: r["messages"][0]["tokens"].pop(), "is no"),
-        (lambda r: r["messages"][0].update(position=300), "is no"),
         (lambda r: r["messages"][0].update(tokens="5"), "is not a trace: remove it"),
         (lambda r: r["messages"][1].update(parents=["nobody"], offsets=[0]), "is not a trace: .*'nobody'"),
-        (lambda r: r.pop("digest"), "was changed after it was written"),
-        (lambda r: r.update(key="other"), "was changed after it was written"),
     ],
 )
 def test_what_is_damaged_is_named_by_its_line(

@@ -29,12 +29,12 @@ from transformers import AutoModelForCausalLM
 from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.errors import AdapterError, InvalidRequestError, TrainingError
 from choreo_agents.models import LoadedModel, load_model
-from choreo_agents.training.checkpoints import Checkpoints, reserved
+from choreo_agents.training.checkpoints import reserved
 from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.trace import Trace, TraceMessage
 from choreo_agents.training.tuned import TUNED, Tuned, target_modules
-from choreo_agents.training.tuning import CARD_FILE, EvalScore, Example, Outcome, Tuning, run_and_keep
+from choreo_agents.training.tuning import CARD_FILE, EvalScore, Example, TrainingProgress, Tuning, run_and_keep
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def ended(tuning: Tuning, *, every_s: float = 0.0, killer: Killer | None = None)
     return tuning
 
 
-def measured(outcome: Outcome) -> Outcome:
+def measured(outcome: TrainingProgress) -> TrainingProgress:
     return replace(outcome, seconds=0.0)
 
 
@@ -117,13 +117,15 @@ def test_a_finished_run_has_nothing_left_to_do(tiny: LoadedModel, tmp_path: Path
     assert same(again.tuned.state(), first.tuned.state()) and first.outcome.seconds > 0
 
 
-def test_progress_counts_what_this_process_has_done(tiny: LoadedModel, steps: int, tmp_path: Path) -> None:
+def test_progress_counts_what_all_processes_have_done(tiny: LoadedModel, steps: int, tmp_path: Path) -> None:
     killer, rest = Killer(steps + 2), Killer()
     with pytest.raises(KilledError):
         ended(make_tuning(tiny, tmp_path), killer=killer)
     resumed = ended(make_tuning(tiny, tmp_path), killer=rest)
-    assert rest.heard[0].tokens < killer.heard[-1].tokens, "else its speed would be overstated"
+    again = rest.heard[0]
+    assert (again.tokens, again.steps) == (killer.heard[-1].tokens, killer.heard[-1].steps), "it had not been saved"
     assert [passage.seconds for passage in rest.heard] == sorted(passage.seconds for passage in rest.heard)
+    assert again.seconds > killer.heard[-3].seconds
     assert resumed.outcome.tokens == 3 * killer.heard[steps].tokens
     assert rest.heard[-1].epoch == rest.heard[-1].epochs == 3
 
@@ -167,7 +169,7 @@ def test_progress_tells_the_loss_of_the_epoch_that_has_ended(tiny: LoadedModel, 
 def test_the_best_is_kept_and_a_run_without_a_better_one_stops(tiny: LoadedModel, tmp_path: Path) -> None:
     script = Script(0.1, 0.5, 0.4, 0.5, 0.9)
     tuning = ended(make_tuning(tiny, tmp_path, judge=script, epochs=9, patience=2))
-    assert (tuning.outcome.epochs, tuning.outcome.best_epoch, tuning.outcome.best) == (3, 1, EvalScore(0.5))
+    assert (tuning.outcome.epoch, tuning.outcome.best_epoch, tuning.outcome.best) == (3, 1, EvalScore(0.5))
     assert same(tuning.tuned.state(), script.seen[1]) and not same(script.seen[1], script.seen[3])
     assert [each["held_out_score"] for each in tuning.outcome.history] == [0.1, 0.5, 0.4, 0.5]
 
@@ -175,7 +177,7 @@ def test_the_best_is_kept_and_a_run_without_a_better_one_stops(tiny: LoadedModel
 def test_where_the_last_are_to_be_kept_no_score_stops_a_run(tiny: LoadedModel, tmp_path: Path) -> None:
     script = Script(0.0, 0.5, 0.4, 0.3)
     tuning = ended(make_tuning(tiny, tmp_path, judge=script, epochs=3, patience=1, keep="last"))
-    assert (tuning.outcome.epochs, tuning.outcome.best_epoch, tuning.outcome.best) == (3, 3, EvalScore(0.3))
+    assert (tuning.outcome.epoch, tuning.outcome.best_epoch, tuning.outcome.best) == (3, 3, EvalScore(0.3))
     assert same(tuning.tuned.state(), script.seen[3]) and not same(script.seen[3], script.seen[1])
 
 
@@ -446,7 +448,7 @@ def test_a_finished_run_keeps_its_card_and_another_writes_its_own(tiny: LoadedMo
     other = card("two", "third", seed=1)
     assert other["command"] == "third" and other["settings"]["seed"] == 1
     (tmp_path / "out" / CARD_FILE).write_text("{ half a")
-    assert card("two", "fourth", seed=1)["command"] == "fourth"
+    assert card("two", "fourth", seed=1) == other
 
 
 def test_another_runs_checkpoint_is_refused_by_name(tiny: LoadedModel, tiny_path: Path, tmp_path: Path) -> None:
@@ -468,11 +470,10 @@ def test_another_runs_checkpoint_is_refused_by_name(tiny: LoadedModel, tiny_path
 
 def test_a_damaged_checkpoint_is_refused(tiny: LoadedModel, tmp_path: Path) -> None:
     ended(make_tuning(tiny, tmp_path, epochs=1))
-    path = Checkpoints(tmp_path / "checkpoints").newest()
-    assert path is not None
+    path = tmp_path / "checkpoint.pt"
     whole = path.read_bytes()
     torch.save([1, 2], tmp_path / "list.pt")
-    torch.save(torch.load(path) | {"place": None}, tmp_path / "part.pt")
+    torch.save(torch.load(path) | {"progress": None}, tmp_path / "part.pt")
     wrong = [b"", b"no file of ours", (tmp_path / "list.pt").read_bytes(), (tmp_path / "part.pt").read_bytes()]
     for content in [*wrong, *(whole[: len(whole) * part // 7] for part in range(1, 7))]:
         path.write_bytes(content)
@@ -482,23 +483,14 @@ def test_a_damaged_checkpoint_is_refused(tiny: LoadedModel, tmp_path: Path) -> N
     ended(make_tuning(tiny, tmp_path, epochs=1))
 
 
-def test_the_newest_checkpoint_is_the_one_of_most_steps(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
-    for steps in (999_998, 999_999, 1_000_000):
-        checkpoints.write(steps, {"steps": steps})
-    newest = checkpoints.newest()
-    assert newest is not None and torch.load(newest) == {"steps": 1_000_000}
-    assert len(list(tmp_path.iterdir())) == 2
-
-
 @pytest.mark.parametrize("most_bytes", [0, 100, 20_000])
 def test_a_full_disk_leaves_the_checkpoint_that_was_there(tiny: LoadedModel, tmp_path: Path, most_bytes: int) -> None:
     with pytest.raises(KilledError):
         ended(make_tuning(tiny, tmp_path), killer=Killer(3))
-    before = {path: path.read_bytes() for path in (tmp_path / "checkpoints").iterdir()}
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with full_disk(most_bytes), pytest.raises(OSError, match=r"cannot be written|too large"):
         ended(make_tuning(tiny, tmp_path))
-    assert {path: path.read_bytes() for path in (tmp_path / "checkpoints").iterdir()} == before
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
     ended(make_tuning(tiny, tmp_path))
 
 

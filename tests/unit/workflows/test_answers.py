@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from choreo_agents.workflows.cases.answers import FIRST, LAST, majority, read_answer, states
+from choreo_agents.workflows.answers import FIRST, LAST, majority, read_answer, states
 from choreo_agents.workflows.graphs.tree_of_thoughts import elect
 
 

@@ -12,10 +12,8 @@ from pydantic import ValidationError
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph import START
 from choreo_agents.sampling import Sampling
-from choreo_agents.workflows.case import Case, Result, answers_of
-from choreo_agents.workflows.cases import CASES, problem
-from choreo_agents.workflows.cases.debate import MOST_AGENTS, REPORTS
-from choreo_agents.workflows.debating import problem_of
+from choreo_agents.workflows.answers import answers_of
+from choreo_agents.workflows.cases import CASES, MOST_AGENTS, REPORTS, Case, Result, debate_problem, problem
 from choreo_agents.workflows.phrasing import Dialect, Prompts, load_prompts
 
 EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
@@ -284,7 +282,7 @@ def test_a_record_is_read_before_the_question() -> None:
 @pytest.mark.parametrize("reports", [1, 4, 9])
 def test_one_debater_knows_the_answer_and_the_record_tells_the_others(agents: int, reports: int) -> None:
     for number in range(20):
-        found = problem_of(number, agents=agents, reports=reports)
+        found = debate_problem(number, agents=agents, reports=reports)
         assert len(found.record) == reports and len(found.notes) == agents
         assert str(found.answer) in " ".join(found.record)
         asked = f"{str(found.answer).split()[0]} has "
@@ -295,4 +293,4 @@ def test_one_debater_knows_the_answer_and_the_record_tells_the_others(agents: in
 
 def test_fewer_debaters_than_notes_tell_something_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="at least 3 agents, not 2"):
-        problem_of(0, agents=2, reports=9)
+        debate_problem(0, agents=2, reports=9)

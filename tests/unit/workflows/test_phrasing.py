@@ -13,8 +13,7 @@ import pytest
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph import ChoreoGraph
 from choreo_agents.sampling import Sampling
-from choreo_agents.workflows.case import Case
-from choreo_agents.workflows.cases import CASES, problem
+from choreo_agents.workflows.cases import CASES, Case, problem
 from choreo_agents.workflows.phrasing import Dialect, Prompts, load_prompts
 
 DIALECTS = get_args(Dialect)

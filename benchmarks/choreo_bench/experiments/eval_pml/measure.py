@@ -18,7 +18,7 @@ from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
 from choreo_agents.pml import SchemaLibrary
 from choreo_agents.training.journal import Journal, Record
-from choreo_agents.workflows.many import at_once, room
+from choreo_agents.workflows.playing import at_once, room
 from choreo_bench.evaluation.evaluate import GREEDY
 from choreo_bench.experiments.eval_pml.tasks import DocumentQuestion, written
 from choreo_bench.language import ProblemMessage, Split, Task, draw_problem
@@ -188,8 +188,8 @@ class FromAdaptedModules:
                 ends = [at + document.length for at, document in zip(anchors, documents, strict=True)]
                 documents, offsets = [*documents, *behind], [*view.offsets, *ends[: len(behind)]]
                 question = written(self.engine.chat, query.parts.asks)
-                seen: Any = ([own, *documents], offsets, view.end)
-                fresh = await self.engine.aprefill(question, *seen, role="user", adapter=self.adapter)
+                context = [own, *documents], offsets, view.end
+                fresh = await self.engine.aprefill(question, *context, role="user", adapter=self.adapter)
                 made.append(fresh)
                 handles, offsets = [own, *documents, fresh], [*offsets, view.end]
                 end = view.end + fresh.length

@@ -26,7 +26,7 @@ from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import Sampling
 from choreo_agents.synthesis.placing import SYNTHESIS_LAYOUTS, SynthesisLayout
 from choreo_agents.training.settings import TuneSettings
-from choreo_agents.training.synthesis_traces import ROOT, asked_together, cache_trace, text_trace, turn_message
+from choreo_agents.training.synthesis_traces import ROOT, Views, asked_together, cache_trace, text_trace, turn_message
 from choreo_agents.training.trace import Trace
 from choreo_agents.training.tuned import Tuned
 
@@ -116,7 +116,7 @@ async def test_a_boundary_is_encoded_behind_each_branch(
     recorder = Recorder(engine)
     await play_synthesis(recorder, problem, sampling=SHORT, layout=layout, adapter="merge")  # type: ignore[arg-type]
     mapped, adapter = tuned.mapper is not None, "merge" if tuned.lora else None
-    trace = cache_trace(fan_of(tiny, problem, id="t"), layout, mapped=mapped, adapter=adapter, boundaries=True)
+    trace = cache_trace(fan_of(tiny, problem, id="t"), layout, Views(mapped=mapped, adapter=adapter, boundaries=True))
     handles = await replayed(engine, trace)
     *given_, answer = trace.messages
     made = [message.name for message in given_ if not message.mapped]
@@ -184,7 +184,7 @@ def test_any_problem_as_a_trace(model, name, seed, layout, mapped, adapter, bran
     task = SYNTHESIS_TASKS[name]
     problem = draw_problem(task.with_branches(min(branches, task.most_branches)), "train", seed)
     parts, fan = Parts.of(problem), fan_of(model, problem, id="t")
-    trace = cache_trace(fan, layout, mapped=mapped, adapter=adapter)
+    trace = cache_trace(fan, layout, Views(mapped=mapped, adapter=adapter))
     words = [branch.words.name for branch in parts.branches]
     shown = [f"{name} mapped" for name in words] if mapped else words
     trunk = [ROOT, *(message.name for message in parts.trunk)]
@@ -287,7 +287,10 @@ def test_what_is_asked_together_is_what_would_be_asked_apart(model, name, seed, 
     fans = [fan_of(model, problem, id="t") for problem in problems]
     together = asked_together(fans)
     for whole, apart in (
-        (cache_trace(together, layout, mapped=mapped), [cache_trace(fan, layout, mapped=mapped) for fan in fans]),
+        (
+            cache_trace(together, layout, Views(mapped=mapped)),
+            [cache_trace(fan, layout, Views(mapped=mapped)) for fan in fans],
+        ),
         (text_trace(together), [text_trace(fan) for fan in fans]),
     ):
         assert learnt(whole) == [token for trace in apart for token in learnt(trace)]

@@ -11,35 +11,6 @@ from typing import Any
 _HALVES = re.compile("[\ud800-\udfff]")
 
 
-class Extent:
-    """A finder of the end of a streamed JSON value that starts with a bracket."""
-
-    def __init__(self) -> None:
-        self.is_text = False
-        """True if the next character is within a string."""
-        self.begun = False
-        self._escaped = False
-        self._depth = 0
-        """Number of open brackets."""
-
-    def take(self, text: str) -> int | None:
-        """Add a piece; return how much of it belongs to the value if it ends here."""
-        for at, sign in enumerate(text, start=1):
-            if self.is_text:
-                self.is_text = self._escaped or sign != '"'
-                self._escaped = not self._escaped and sign == "\\"
-            elif sign == '"':
-                self.is_text = True
-            elif sign in "{[":
-                self._depth += 1
-                self.begun = True
-            elif sign in "}]":
-                self._depth -= 1
-            if self.begun and self._depth <= 0:
-                return at
-        return None
-
-
 def from_json(text: str) -> Any:
     """Parse a JSON value; raw newlines in strings are accepted, as models write them.
 

@@ -58,6 +58,7 @@ class Copies:
                 elif source is not None and message_id not in to.held:
                     by_source[source].append(message)
             for source, group in by_source.items():
+                to.salts.add(salt)  # to be closed there even if nobody needs the copies by the time they arrive
                 copying = self._copying(salt, group, to)
                 task = asyncio.create_task(self._copy(self._fleet.replicas[source], to, copying))
                 task.add_done_callback(_retrieve_error)
@@ -69,9 +70,8 @@ class Copies:
                 task.result()
 
     async def settled(self) -> None:
-        """Wait until nothing is on its way."""
-        if tasks := set(self._tasks.values()):
-            await asyncio.wait(tasks)
+        """Wait until nothing is on its way; cancelling this cancels what is."""
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def hand_over(self, name: str) -> int:
         """Copy all that only one engine has to the others, a part to each; return the number of messages copied.

@@ -72,7 +72,7 @@ def remote_engine(
     served = _greet(engines[0]).served
     if not isinstance(model, LoadedModel):
         model = served.load(model, chat=options.get("chat"))
-    per_token, copied_bytes = served.geometry.bytes_per_token, options.get("copied_bytes", COPIED_BYTES)
+    per_token, copied_bytes = model.adapter.geometry.bytes_per_token, options.get("copied_bytes", COPIED_BYTES)
     fleet = Fleet(engines, options.get("costs", Costs()), per_token, copied_bytes)
     return engine_over(
         made,

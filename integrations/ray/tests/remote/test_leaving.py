@@ -223,3 +223,19 @@ def test_calls_that_cannot_be_placed_fail(wired: Wired) -> None:
     with pytest.raises(EngineFailedError, match="ZeroDivisionError"):
         wired.says("So:")
     assert wired.router.stats().unfinished == 0
+
+
+def test_what_arrives_while_the_router_closes_stays_nowhere(embedded: LoadedModel) -> None:
+    wired = Wired(embedded)
+    note = wired.router.prefill(NOTE)
+    wired.at, gate = "b", wired.b.hold("take")
+    wired.leave("Left:", note)
+    assert gate.reached.wait()
+    wired.router.release(note)
+    closing = Meanwhile(wired.router.close)
+    until(lambda: wired.router._core.loop._context.is_closed)
+    gate.open()
+    closing.join()
+    assert wired.a.held() == wired.b.held() == (0, 0, 0)
+    for engine in (wired.a, wired.b):
+        engine.close()

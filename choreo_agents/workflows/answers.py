@@ -1,15 +1,12 @@
-"""Questions with one right answer: extracts the answer from a reply, and compares it with the right one."""
+"""Answers: the replies in a graph's state, the answer that each states, and whether that is the right one."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
-
-from pydantic import Field
-
-from choreo_agents.workflows.case import Item
+from typing import Any
 
 FIRST, LAST = "first sentence", "last sentence"
 _NOT_WITHIN = r"(?<![\w.])(?<!\d,(?=\d))(?<!(?<!\w)[-\u2212](?=\d))"
@@ -71,17 +68,18 @@ def _normalize(text: str) -> str:
     return re.sub(rf"^((?!\.\d)[{_MARKS}])+", "", words)  # the point of .5 is no punctuation
 
 
-class Question(Item):
-    """A question, and its right answer if that is known."""
+def turns_of(state: Mapping[str, Any], since: int = 0) -> list[tuple[str, str]]:
+    """Return node and text of each message of a state, in order; nodes without the names of subgraphs.
 
-    question: str = Field(min_length=1)
-    answer: str | None = None
-    """The right answer; `states` compares a reply with it."""
+    Args:
+        state: State of a graph.
+        since: Number of entries of the `handles` channel that are left out.
+    """
+    words = {message.id: str(message.text) for message in state["messages"]}
+    entries = state["handles"][since:]
+    return [(entry["author"].rpartition("|")[2], words.get(entry["message_id"], "")) for entry in entries]
 
-    @property
-    def graded(self) -> bool:
-        return self.answer is not None
 
-    def score(self, answer: str) -> float | None:
-        """Return 1 if an answer is right, 0 if it is wrong, None if the item has no right answer."""
-        return None if self.answer is None else float(states(answer, self.answer))
+def answers_of(state: Mapping[str, Any], *nodes: str) -> list[str]:
+    """Return the texts of all messages of some nodes, in order."""
+    return [words for node, words in turns_of(state) if node in nodes]
