@@ -121,7 +121,7 @@ class NodeRun:
     value: Any = None
     """Its output."""
     is_known: bool = False
-    """Whether a listener has set the output: the node does not run then."""
+    """True if a listener has set the output: the node does not run then."""
 
 
 @dataclass(frozen=True)

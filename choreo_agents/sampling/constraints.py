@@ -85,7 +85,7 @@ class AnswerConstraint(ABC):
 
     done = False
     cut = False
-    """Whether the answer ended only because no more tokens may be sampled."""
+    """True if the answer ended only because no more tokens may be sampled."""
     longest: int
     """Upper bound on the tokens that are sampled."""
 

@@ -23,7 +23,7 @@ _SMALL_MODEL = 20_000_000
 
 @dataclass(frozen=True)
 class Loading:
-    """How a model is loaded; its fields are options of all commands that load one."""
+    """Options of all commands that load a model."""
 
     device: str = Field(
         default="auto", description="Device of the model: cpu, cuda, cuda:1, ...; auto: the GPU if there is one."

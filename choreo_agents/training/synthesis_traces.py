@@ -122,11 +122,11 @@ class Views:
     layouts: Sequence[SynthesisLayout] = ("parallel",)
     """Layouts, of which each example gets a random one."""
     mapped: bool = False
-    """Whether a cache mapper's copy of each branch, named `branch mapped`, is read instead of the branch."""
+    """True to read a cache mapper's copy of each branch, named `branch mapped`, instead of the branch."""
     adapter: str | None = None
     """Encodes the synthesizer's own messages; workers' messages are the model's alone."""
     boundaries: bool = False
-    """Whether the boundary after each branch, named `branch end`, is read."""
+    """True to read the boundary after each branch, named `branch end`."""
     text: bool = True
     """Whether the teacher's text trace is made as well."""
 

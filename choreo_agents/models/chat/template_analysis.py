@@ -287,7 +287,7 @@ class _CallAnalysis:
         self._template = template
         self._chat = chat
         self._as_text = False
-        """Whether the template takes arguments as JSON text only."""
+        """True if the template takes arguments as JSON text only."""
         rendered = self._render_calls([self._call(0)])
         if rendered is None:
             self._as_text = True

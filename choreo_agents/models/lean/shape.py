@@ -41,7 +41,7 @@ class LeanLayer:
     """Linear layers that are computed as one product, by the kernel's name for it."""
     norms: tuple[nn.Module, ...]
     head_norms: tuple[nn.Module, ...]
-    """Of queries and keys; empty: there are none."""
+    """Norms of queries and keys; empty: there are none."""
     scale: float
     """Factor on the scores."""
     eps: tuple[float, float]

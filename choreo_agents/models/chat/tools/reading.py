@@ -88,7 +88,7 @@ class Extent:
     def __init__(self) -> None:
         self.begun = False
         self._is_text = self._escaped = False
-        """Whether the next character is within a string; whether it is escaped."""
+        """Two flags of the next character: it is within a string; it is escaped."""
         self._depth = 0
         """Number of open brackets."""
 
