@@ -15,6 +15,7 @@ from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import JsonOption, ModelOption, command_console, waiting
 
 if TYPE_CHECKING:
+    from choreo_agents.errors import PMLProblem
     from choreo_agents.pml.compiler import Span
 
 _SHOWN = 60
@@ -23,13 +24,14 @@ _SHOWN = 60
 
 @takes_loading
 def check(
-    files: Annotated[list[Path], typer.Argument(help="Files of schemas and of their prompts.", metavar="FILE...")],
+    schema: Annotated[Path, typer.Argument(help="A schema.")],
+    prompts: Annotated[list[Path] | None, typer.Argument(help="Prompts of the schema.", metavar="[PROMPT]...")] = None,
     model: Annotated[
         str | None, typer.Option("--model", help="Count tokens with this model: reports what is too long, too.")
     ] = None,
     loading: Loading = USUAL,
 ) -> None:
-    """List all errors in schemas and prompts: file, line, column, and what was expected there.
+    """List all errors in a schema, or in prompts of it: file, line, column, and what was expected there.
 
     The exit code is 1 if there are any.
 
@@ -38,20 +40,32 @@ def check(
       choreo pml check travel.pml
       choreo pml check travel.pml question.pml --model embedded
     """
+    problems: list[PMLProblem] = []
     with command_console() as console:
-        from choreo_agents.pml.checking import check_files
+        from choreo_agents.errors import PMLError
+        from choreo_agents.pml import Schema, compile_prompt, compile_schema
 
         loaded = None if model is None else load(console, model, loading)
-        problems = check_files(files, loaded)
+        try:
+            parsed = Schema.from_file(schema)
+            compiled = None if loaded is None else compile_schema(parsed, loaded)
+        except PMLError as error:
+            problems, prompts = [*error.problems], []
+        for file in prompts or []:
+            try:
+                prompt = parsed.prompt_file(file)
+                if compiled is not None and loaded is not None:
+                    compile_prompt(compiled, prompt, loaded)
+            except PMLError as error:
+                problems += error.problems
     for problem in problems:
         place = Text(f"{problem.file}:{problem.line}:{problem.column}: ", style="bold")
         expected = Text(f"; expected {problem.expected}" if problem.expected else "", style="green")
         console.print(Text.assemble(place, problem.message, expected), soft_wrap=True)
     if problems:
-        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        console.print(f"[red bold]{count}[/] in {len({problem.file for problem in problems})} of {len(files)} files")
+        console.print("[red bold]1 problem[/]" if len(problems) == 1 else f"[red bold]{len(problems)} problems[/]")
         raise typer.Exit(1)
-    console.print(f"[green]no problems[/] in {len(files)} {'file' if len(files) == 1 else 'files'}")
+    console.print("[green]no problems[/]")
 
 
 @takes_loading
@@ -114,7 +128,7 @@ def run_prompt(
       CHOREO_SALT=... choreo pml run travel.pml question.pml --model path/or/hub-name --folder ~/modules
     """
     with command_console(as_json=as_json) as console:
-        from choreo_agents.engine import Engine, StreamedToken
+        from choreo_agents.engine import Engine, Memory, StreamedToken
         from choreo_agents.pml import Schema, SchemaLibrary
         from choreo_agents.sampling import Sampling
 
@@ -126,7 +140,8 @@ def run_prompt(
         parsed_prompt = parsed_schema.prompt_file(prompt)
         loaded = load(console, model, loading)
         sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=0)
-        with Engine.load(loaded, salt=salt) as engine, SchemaLibrary(engine, folder) as library:
+        memory = Memory(persist_dir=folder)
+        with Engine.load(loaded, memory=memory, salt=salt) as engine, SchemaLibrary(engine) as library:
             with waiting(console, f"encoding [b]{escape(parsed_schema.name)}[/b] ..."):
                 library.register(parsed_schema, encode="eager")
             answer = ""

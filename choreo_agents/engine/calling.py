@@ -25,7 +25,6 @@ from choreo_agents.engine.rate_limit import RateLimiter
 from choreo_agents.engine.request_builder import Answer, OnToken, PlacedCall, ReadCall, RequestBuilder
 from choreo_agents.errors import CutAnswerWarning, EngineClosedError, InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.kv.segment import Segment
 from choreo_agents.models import PromptText
 from choreo_agents.runtime.request import Request
 from choreo_agents.sampling import Sampling
@@ -222,7 +221,7 @@ class Tenant:
                         if on_token is not None:
                             for chosen in message.chosen or ():
                                 on_token(chosen)
-                        answers.append(self.answer_with(message, placed, scope))
+                        answers.append(self._answer_with(message, placed, scope))
                         continue
                     request = None if placed.name is None else self.builder.running.get(placed.name)
                     if request is None or request.over:
@@ -270,19 +269,10 @@ class Tenant:
         if self.core.method.keeps_kv and not call.lazy:
             self.core.counters.add(self.name, "tokens_reused", placed.lineage.prompt_tokens())
 
-    def answer_with(
-        self, message: Message, placed: PlacedCall, scope: Scope | None, segment: Segment | None = None
-    ) -> Answer:
-        """Answer a call with a message and a lease of it, all or nothing.
-
-        Args:
-            message: New or known message.
-            placed: The call.
-            scope: Scope that takes the lease.
-            segment: The message's KV, if it was encoded elsewhere; its pin is taken over in any case.
-        """
+    def _answer_with(self, message: Message, placed: PlacedCall, scope: Scope | None) -> Answer:
+        """Answer a call with a new or known message and a lease of it in a scope, all or nothing."""
         table = self.core.table
-        with table.insert_transaction(message, segment) as entered:
+        with table.insert_transaction(message) as entered:
             placed.put_on(entered)
             if scope is None or not scope.closed:
                 table.lease(entered, scope)

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ from choreo_agents.kv.entry_files import DiskThread, EntryFiles
 from choreo_agents.kv.free_memory import pool_bytes
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.store import KVStore
-from choreo_agents.kv.store.files import EngineDirectory
+from choreo_agents.kv.store.spill import SpillFile
 from choreo_agents.kv.tier_counters import TierCounters
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.runtime.counters import Counters
@@ -243,9 +243,10 @@ class EngineCore:
         read."""
         adapter, memory = self.model.adapter, self.settings.memory
         self.pool = KVPool(adapter.geometry, self._pool_bytes, adapter.device)
-        disk = None
-        if memory.disk is not None or memory.persist_dir is not None:
-            disk = DiskThread(None if memory.disk is None else self._disk_store)
+        spill = None
+        if memory.disk is not None:
+            spill = SpillFile(memory.disk, adapter.geometry, memory.disk_bytes, self.skipped_file)
+        disk = DiskThread(spill)
         files = EntryFiles(disk, self.kept, self.tier_counters, self._skipped, self._emit)
         self.cache = KVCache(self.pool, HostedEntries(memory.host_bytes), files, self.tier_counters)
         self.cache.on_drop = self.execution.release
@@ -259,13 +260,6 @@ class EngineCore:
         # Ends the threads when the engine is dropped without being closed, and before the interpreter exits.
         self._end = weakref.finalize(self, _close, self.lock, self.loop, disk)
         self._disk = disk
-
-    def _disk_store(self, removed: Callable[[str], None]) -> KVStore:
-        """Return the store for KV that leaves the host; its key is this engine's alone, and it ends with the engine."""
-        adapter, memory = self.model.adapter, self.settings.memory
-        assert memory.disk is not None
-        place, seal = EngineDirectory(memory.disk, adapter.fingerprint), secrets.token_bytes(32)
-        return KVStore(place, adapter.geometry, seal, memory.disk_bytes, self.skipped_file, removed)
 
     def close_scope(self, scope: Scope) -> None:
         """Drop all leases that a scope counts; calls still running in it will take none."""
@@ -282,11 +276,6 @@ class EngineCore:
         with self._lifetime:
             self._closed = True
             _close(self.lock, self.loop, self._disk)
-
-    def tell_skipped_file(self, path: Path, why: str) -> None:
-        """Emit an event for a file that could not be used."""
-        with self.lock:
-            self._emit(FileSkipped(time.perf_counter(), str(path), why))
 
     def unwritten_file(self, path: Path, why: str) -> None:
         """Emit an event for files that cannot be written."""
@@ -316,11 +305,10 @@ class EngineCore:
         self.execution.begin(self)
 
 
-def _close(lock: EngineLock, loop: RequestLoop, disk: DiskThread | None) -> None:
+def _close(lock: EngineLock, loop: RequestLoop, disk: DiskThread) -> None:
     if lock.is_the_parents:
         return  # threads and files are the parent's
     loop.close()
-    if disk is not None:
-        with lock:
-            disk.end()
-        disk.close()
+    with lock:
+        disk.end()
+    disk.close()

@@ -15,7 +15,7 @@ from choreo_agents.engine.persistent_kv import copied, filled
 from choreo_agents.errors import ChoreoError
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.store import KVKey
-from choreo_agents.kv.store.format import UnusableFileError, in_bytes, kv_bytes, most_bytes, opened, parsed, sealed
+from choreo_agents.kv.store.format import UnusableFileError, in_bytes, most_bytes, opened, parsed, sealed
 from choreo_agents.kv.tiers import HostKV
 
 _NO_ROOM = "neither the pool nor the host has memory for it now"
@@ -133,10 +133,10 @@ class _Import:
 
     def _open(self, packet: KVPacket, key: KVKey) -> HostKV:
         geometry, size = self._core.model.adapter.geometry, len(packet.data)
-        least, most = kv_bytes(key, geometry), most_bytes(key, geometry)
+        least, most = geometry.bytes_per_token * key.length, most_bytes(key.length, geometry)
         if not least <= size <= most or packet.nbytes != least:
             raise UnusableFileError(f"has {size} bytes for {packet.nbytes} of KV, not {least} to {most} for {least}")
-        kv, at = opened(parsed(packet.data), key, geometry, self._tenant.message_ids.seal)
+        kv, at = opened(parsed(packet.data), key.written(), key.length, geometry, self._tenant.message_ids.seal)
         if at != key.native_offset:
             raise UnusableFileError(f"was encoded at position {at}, not {key.native_offset}")
         return kv

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from choreo_agents.engine.core import EngineCore
@@ -22,7 +21,6 @@ from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.store import KVKey, KVStore
-from choreo_agents.kv.store.files import PersistentDirectory
 from choreo_agents.kv.tiers import HostKV
 
 T = TypeVar("T")
@@ -210,15 +208,17 @@ class PersistentKV:
         """Return whether a message has a file, perhaps of another process, from which lost KV is read. Slow."""
         return self.store is not None and self.store.has(message_id)
 
-    def persist(self, handles: Sequence[MessageHandle], *, lost_too: bool = False) -> None:
+    def require_store(self) -> KVStore:
+        """Return the store of the files; raise `InvalidRequestError` if the tenant has no salt."""
+        if self.store is None:
+            raise InvalidRequestError(_WITHOUT_SALT)
+        return self.store
+
+    def persist(self, handles: Sequence[MessageHandle]) -> None:
         """Write the KV of messages that have no file yet, in the background.
 
-        Mapped copies, which are mapped from their sources again, and KV larger than the budget are left out. Memory
-        keeps the KV until it is written, within bounds.
-
-        Args:
-            handles: Messages to persist.
-            lost_too: Whether missing KV is computed for that; else the message is left out.
+        Lost KV, mapped copies, which are mapped from their sources again, and KV larger than the budget are left out.
+        Memory keeps the KV until it is written, within bounds.
 
         Raises:
             HandleError: One is unknown or released.
@@ -227,12 +227,11 @@ class PersistentKV:
         """
         with self._core.lock:
             messages = dict.fromkeys(self._find(handle) for handle in handles)
-            for message in [message for message in messages if self._is_new(message, lost_too=lost_too)]:
-                if self.store is None:
-                    raise InvalidRequestError(WITHOUT_SALT)
+            for message in [message for message in messages if self._is_new(message)]:
+                store = self.require_store()
                 wanted, begun = WantedKV(self._core, message), False
                 try:
-                    begun = self._submit(partial(self._write, self.store, wanted))
+                    begun = self._submit(partial(self._write, store, wanted))
                 finally:
                     if not begun:
                         wanted.release()
@@ -341,31 +340,19 @@ class PersistentKV:
         finally:
             wanted.release()
 
-    def _is_new(self, message: Message, *, lost_too: bool) -> bool:
+    def _is_new(self, message: Message) -> bool:
         entry, cache = message.entry, self._core.cache
         lost = entry is None or cache.lost(entry) or not (cache.in_memory(entry) or entry.on_disk)
-        if message.lineage.mapper or self.knows(message.handle.id) or (lost and not lost_too):
+        if message.lineage.mapper or self.knows(message.handle.id) or lost:
             return False
         nbytes = len(message.tokens) * self._core.model.adapter.geometry.bytes_per_token
         return self.store is None or nbytes <= self.store.budget_bytes
 
 
-WITHOUT_SALT = (
+_WITHOUT_SALT = (
     "persistent KV is signed with a key derived from the tenant's salt, but this tenant has none: load the engine with "
     "salt=..., a secret that is the same in every process that reads the files"
 )
-
-
-def persistent_store(
-    core: EngineCore, message_ids: MessageIds, folder: Path, budget_bytes: int, skipped: Callable[[Path, str], None]
-) -> tuple[KVStore, PersistentDirectory]:
-    """Return a tenant's store for this model in a folder that outlives the engine, and its directory, which may not
-    exist yet."""
-    with core.lock:
-        encoder = message_ids.encoder(core.adapters.find(None, message_ids.tenant).lora_key)
-    directory = PersistentDirectory(folder, encoder, message_ids.tenant)
-    store = KVStore(directory, core.model.adapter.geometry, message_ids.seal, budget_bytes, skipped)
-    return store, directory
 
 
 def persistent_kv_of(
@@ -381,7 +368,10 @@ def persistent_kv_of(
         return None
     if not message_ids.salted:
         return PersistentKV(core, find, None)
-    store, directory = persistent_store(core, message_ids, memory.persist_dir, memory.persist_bytes, core.skipped_file)
+    with core.lock:
+        encoder = message_ids.encoder(core.adapters.find(None, message_ids.tenant).lora_key)
+    names, geometry = (encoder, message_ids.tenant), core.model.adapter.geometry
+    store = KVStore(memory.persist_dir, names, geometry, message_ids.seal, memory.persist_bytes, core.skipped_file)
     with suppress(OSError):  # reported when something is to be written
-        directory.make()
+        store.make_folder()
     return PersistentKV(core, find, store)

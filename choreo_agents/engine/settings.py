@@ -27,9 +27,10 @@ class Memory(Options):
     host_bytes: int = Field(0, ge=0)
     """Most bytes of host memory for evicted KV."""
     disk: Path | None = None
-    """Folder for KV that does not fit there either. Without one it is computed again from its lineage."""
+    """Folder of an unnamed file for KV that does not fit there either. Without one it is computed again from its
+    lineage."""
     disk_bytes: int = Field(1 << 34, ge=1)
-    """Most bytes of this model's files in that folder."""
+    """Most bytes of this engine's file."""
     persist_dir: Path | None = None
     """Folder for KV that outlives the engine (`engine.kv.persist`), with a sub-folder for each model and tenant; files
     are signed with the tenant's salt, and processes may share them. KV that is in no other tier is read from there."""

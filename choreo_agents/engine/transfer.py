@@ -1,34 +1,25 @@
-"""KV transfer: reading, importing, pinning, offloading and persisting messages' KV."""
+"""Reading, pinning, offloading and persisting messages' KV."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from choreo_agents.engine.calling import Tenant
 from choreo_agents.engine.calls import Prefill
 from choreo_agents.engine.introspection import MemoryMap, memory_map_of, tier_of
-from choreo_agents.engine.messages.message import Lineage, Message, Scope, Usage
+from choreo_agents.engine.messages.message import Scope
 from choreo_agents.engine.messages.table import require_handle
-from choreo_agents.engine.persistent_kv import (
-    WITHOUT_SALT,
-    PersistentKV,
-    awaited,
-    filled,
-    persistent_store,
-    wanted_until,
-)
-from choreo_agents.engine.request_builder import PlacedCall
-from choreo_agents.errors import CapacityError, ContextLengthError, EngineClosedError, HandleError, InvalidRequestError
+from choreo_agents.engine.persistent_kv import awaited, wanted_until
+from choreo_agents.errors import CapacityError, EngineClosedError, HandleError, InvalidRequestError
 from choreo_agents.kv.entry import CacheEntry, TierName
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
-from choreo_agents.kv.store import KVKey, KVStore
-from choreo_agents.kv.tiers import HostKV, shapes_of
+from choreo_agents.kv.store import KVKey
+from choreo_agents.kv.tiers import HostKV
 
 
 @contextmanager
@@ -44,53 +35,16 @@ def in_pool(tenant: Tenant, handle: MessageHandle) -> Iterator[tuple[KVPool, Seg
         if entry.segment is None:
             core.method.evict(core.pool.rounded(entry.tokens))
             if not core.cache.restore(entry):
-                raise no_room(tenant, entry.tokens)
+                raise CapacityError(
+                    f"KV memory has room for {core.pool.free_tokens} of {entry.tokens} tokens now: release or unpin "
+                    f"messages{core.method.pinned(tenant.name)}, or load the engine with a larger kv_budget_bytes"
+                )
         assert entry.segment is not None
         return entry.segment
 
     with wanted_until(core, message, brought) as (pool, segment):
         assert isinstance(segment, Segment)
         yield pool, segment
-
-
-def no_room(tenant: Tenant, tokens: int) -> CapacityError:
-    """Return the error for tokens that cannot be brought into the pool."""
-    pool = tenant.core.pool
-    return CapacityError(
-        f"KV memory has room for {pool.free_tokens} of {tokens} tokens now: release or unpin messages"
-        f"{tenant.core.method.pinned(tenant.name)}, or load the engine with a larger kv_budget_bytes"
-    )
-
-
-def imported_message(tenant: Tenant, placed: PlacedCall, lineage: Lineage) -> Message:
-    """Return the message of an imported prefill."""
-    message = placed.message(lineage, Usage.of_existing(0))
-    existing = tenant.core.table.get(message.handle.id)
-    if existing is not None:
-        message.usage = existing.usage
-    return message
-
-
-def require_shapes(tenant: Tenant, kv: HostKV, tokens: int) -> None:
-    """Raise `InvalidRequestError` unless KV has the shapes of `tokens` tokens of the engine's model."""
-    expected = shapes_of(tenant.core.model.adapter.geometry, tokens)
-    if not isinstance(kv, HostKV) or kv.shapes() != expected:
-        actual = kv.shapes() if isinstance(kv, HostKV) else kv
-        raise InvalidRequestError(f"the KV does not fit {tokens} tokens of this model: {actual!r}, not {expected!r}")
-
-
-def require_native(tenant: Tenant, lineage: Lineage, native_offset: int | None) -> int:
-    """Return the position where KV was encoded; raises if it or its parents could not have stood there."""
-    placement = lineage.placement
-    at = placement.position if native_offset is None else native_offset
-    most = tenant.core.model.adapter.max_positions
-    if isinstance(at, bool) or not isinstance(at, int) or min(at, at + min(placement.relative(), default=0)) < 0:
-        raise InvalidRequestError(f"native_offset {at!r} puts the message or a parent before position 0")
-    lengths = [len(parent.tokens) for parent in lineage.parents]
-    reach = placement.end(lengths, len(lineage.tokens)) - placement.position + at
-    if reach > most:
-        raise ContextLengthError(f"the message was encoded up to position {reach}, the model's context ends at {most}")
-    return at
 
 
 T = TypeVar("T")
@@ -114,7 +68,7 @@ class Leases:
 
 
 class KVTransfer:
-    """Keys and values themselves, to store them elsewhere or move them: `engine.kv`.
+    """Keys and values themselves, and the tiers that they are in: `engine.kv`.
 
     Unless stated otherwise, every method raises `HandleError` if a handle is unknown, released, or another model's.
     """
@@ -164,55 +118,6 @@ class KVTransfer:
         for handle in handles if self._tenant.core.method.keeps_kv else ():
             with in_pool(self._tenant, handle):
                 pass
-
-    def import_kv(self, call: Prefill, kv: HostKV, native_offset: int | None = None) -> MessageHandle:
-        """Import KV that was encoded elsewhere, in place of a prefill: nothing is encoded.
-
-        The message behaves as if it had been prefilled here: it is found again by content, and computed again from its
-        lineage if its KV is lost. KV that the engine has already is kept.
-
-        Args:
-            call: The prefill that made it.
-            kv: Its keys and values, as `read` returns them.
-            native_offset: Position at which its first token was encoded; None: where the call places it.
-
-        Returns:
-            A leased handle.
-
-        Raises:
-            InvalidRequestError: The call can never work, or the kv is not of this model's shapes and type.
-            CapacityError: Pinned and running messages leave no memory for it now.
-        """
-        if not isinstance(call, Prefill):
-            raise InvalidRequestError(f"only a Prefill can be imported, not {call!r}")
-        tenant, core, scope = self._tenant, self._tenant.core, self._tenant.scope()
-        [read] = tenant.builder.read([call])
-        with core.lock:
-            tenant.require_open()
-            placed = tenant.builder.place(read)
-            if placed.lineage.mapper:
-                raise InvalidRequestError("a cache mapper's copy cannot be imported: map its source instead")
-            require_shapes(tenant, kv, len(read.tokens))
-            lineage = placed.lineage.at(require_native(tenant, placed.lineage, native_offset))
-            existing, pool = core.table.get(tenant.message_ids.handle(lineage).id), core.pool
-            if existing is not None and existing.entry is not None and not core.cache.lost(existing.entry):
-                return tenant.answer_with(existing, placed, scope).result()
-            if not core.method.keeps_kv:
-                return tenant.answer_with(imported_message(tenant, placed, lineage), placed, scope).result()
-            core.method.evict(pool.rounded(len(lineage.tokens)))
-            segment = pool.allocate(len(lineage.tokens), lineage.placement.position, tenant.name)
-            if segment is None:
-                raise no_room(tenant, len(lineage.tokens))
-            pool.borrow(segment)
-        with filled(core, pool, segment, kv):
-            if tenant.closed:
-                pool.unpin(segment)
-                tenant.require_open()
-            # If the engine has restarted meanwhile, its memory is empty: only the lineage is kept.
-            taken = segment if core.pool is pool else None
-            answer = tenant.answer_with(imported_message(tenant, placed, lineage), placed, scope, taken)
-            core.tier_counters.add(tenant.name, "adopted")
-            return answer.result()
 
     def lease(self, handles: Sequence[MessageHandle], *, scoped: bool = True) -> Leases:
         """Take one more lease of each message, or none if one of them raises.
@@ -280,33 +185,6 @@ class KVTransfer:
                     raise InvalidRequestError(f"handle {handle.id!r} was unpinned more often than pinned")
                 self._tenant.core.cache.pin(entry, entry.pins + by)
 
-    def store(self, folder: str | Path, budget_bytes: int = 1 << 34) -> KVStore:
-        """Return a store for KV of this model and tenant in a folder that outlives the engine and that processes may
-        share.
-
-        Args:
-            folder: Folder with a sub-folder for each model, and in that one for each tenant.
-            budget_bytes: Most bytes of this model's and tenant's files; the longest unused ones are removed.
-
-        Raises:
-            InvalidRequestError: The tenant has no salt, which seals what outlives the engine. Or the folder is another
-                user's.
-        """
-        tenant, core = self._tenant, self._tenant.core
-        if not tenant.message_ids.salted:
-            raise InvalidRequestError(WITHOUT_SALT)
-        with core.lock:
-            tenant.require_open()
-        store, directory = persistent_store(
-            core, tenant.message_ids, Path(folder), budget_bytes, core.tell_skipped_file
-        )
-        directory.make()
-        return store
-
-    def persistent_kv(self, store: KVStore | None) -> PersistentKV:
-        """Return a background writer of the tenant's messages to a store, or to none; close it before the engine."""
-        return PersistentKV(self._tenant.core, self._tenant.find, store)
-
     def persist(self, handles: Sequence[MessageHandle]) -> None:
         """Write the KV of messages to `Memory(persist_dir=...)`, in the background: it outlives the engine.
 
@@ -319,6 +197,17 @@ class KVTransfer:
         """
         if self._tenant.persistent_kv is not None:
             self._tenant.persistent_kv.persist(handles)
+
+    def persisted(self, handles: Sequence[MessageHandle]) -> list[bool]:
+        """Return whether messages, known here or not, have files of `persist`, perhaps of other processes. Looks at the
+        disk.
+
+        Raises:
+            InvalidRequestError: There is such a folder, but the tenant has no salt.
+        """
+        persistent_kv = self._tenant.persistent_kv
+        store = None if persistent_kv is None else persistent_kv.require_store()
+        return [store is not None and store.has(handle.id) for handle in handles]
 
     def unpersist(self, messages: Sequence[MessageHandle | str]) -> None:
         """Remove files that `persist` has written, or is to write, and return when they are gone.

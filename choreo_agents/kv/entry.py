@@ -8,7 +8,6 @@ from typing import Literal
 
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.segment import Segment
-from choreo_agents.kv.store.key import TierKey
 from choreo_agents.kv.tiers import HostKV
 
 TierName = Literal["device", "host", "disk", "lineage"]
@@ -22,7 +21,7 @@ class CacheEntry:
 
     device   segment         read and written by steps
     host     staged          on its way to or from the disk; or in the host tier (`HostedEntries`)
-    disk     on_disk         a file named by the message's id
+    disk     on_disk         in the engine's spill file
     disk     persisted       a file that outlives the engine
     lost     none of them    lineage says how to compute it again
     """
@@ -38,7 +37,7 @@ class CacheEntry:
     on_disk: bool = False
     persisted: bool = False
     """Whether a file outlives the engine, as far as is known; while true, the message is not computed again."""
-    writing: Future[list[str]] | None = None
+    writing: Future[bytes] | None = None
     """The write to disk that is under way; `staged` until it is done."""
     fetching: Future[tuple[HostKV, int] | None] | None = None
     """The read from disk that is under way."""
@@ -55,11 +54,6 @@ class CacheEntry:
     def has_file(self) -> bool:
         """True if a file holds its KV."""
         return self.on_disk or self.persisted
-
-    @property
-    def file(self) -> TierKey:
-        """Key of its file."""
-        return TierKey(self.key, self.tokens, self.native_offset)
 
     @property
     def idle_tokens(self) -> int:

@@ -19,8 +19,6 @@ class TierCounters:
     """Messages that were computed again from their lineage."""
     lost: int = 0
     """Messages that left the last tier; they are computed again when they are read."""
-    adopted: int = 0
-    """Messages whose KV was encoded by another engine."""
     sent_bytes: int = 0
     """Bytes of KV that were packed for other engines."""
     received_bytes: int = 0

@@ -46,13 +46,8 @@ class HostKV:
         """Return the tensors by name."""
         return {"keys": self.keys, "values": self.values}
 
-    def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Return shape and type of each tensor, without waiting for its contents."""
-        both = {"keys": self._keys, "values": self._values}  # not the properties, which wait for the copy
-        return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in both.items()}
-
 
 def shapes_of(geometry: KVGeometry, tokens: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Return the `HostKV.shapes` of a message with a number of tokens."""
+    """Return shape and type of each of `HostKV.tensors`, for a message with a number of tokens."""
     shape = ((geometry.layers, geometry.kv_heads, tokens, geometry.head_dim), geometry.dtype)
     return {"keys": shape, "values": shape}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -240,6 +240,8 @@ class PromptView(AbstractContextManager["PromptView"]):
     fresh_tokens: int
     """Tokens of arguments, uncached modules, and the prompt's own text."""
     leases: Leases
+    modules: list[MessageHandle]
+    """Handles of the cached modules."""
     placed: list[tuple[int, MessageHandle]]
     """Positions and handles of all that an answer attends to, in order."""
 
@@ -273,26 +275,25 @@ class PromptView(AbstractContextManager["PromptView"]):
         self.release()
 
 
-def encoded_view(engine: Engine, assembly: Assembly, modules: Mapping[str, MessageHandle], *, lazy: bool) -> PromptView:
-    """Return the view of a prompt; encode its fresh texts, each attending to everything before it.
+def encoded_view(engine: Engine, assembly: Assembly, leases: Leases) -> PromptView:
+    """Return the view of a prompt, with its fresh texts prefilled lazily, each attending to everything before it.
 
     Args:
         engine: Holds the modules, and encodes the rest.
         assembly: The prompt.
-        modules: Handles by piece key.
-        lazy: Encode in the step of the answer that reads it, instead of now.
+        leases: Leases of its cached pieces, which the view takes over.
     """
-    placed = [(piece.start, modules[piece.key]) for piece in assembly.cached]
-    leases = engine.kv.lease([handle for _, handle in placed])
-    view = PromptView(engine.chat, assembly.end, assembly.cached_tokens, assembly.fresh_tokens, leases, placed)
+    modules = [*leases.handles]
+    placed = [(piece.start, handle) for piece, handle in zip(assembly.cached, modules, strict=True)]
+    view = PromptView(engine.chat, assembly.end, assembly.cached_tokens, assembly.fresh_tokens, leases, modules, placed)
     try:
         for text in assembly.fresh:
-            offsets = [offset for offset, _ in view.placed if offset < text.offset]
+            offsets = [offset for offset, _ in placed if offset < text.offset]
             own: Any = {"author": "/".join(text.module) or None, "role": text.role, "confidential": text.confidential}
             context = (view.handles[: len(offsets)], offsets, text.offset)
-            handle = engine.prefill(text.tokens, *context, lazy=lazy, **own)
+            handle = engine.prefill(text.tokens, *context, lazy=True, **own)
             leases.handles.append(handle)
-            view.placed.insert(len(offsets), (text.offset, handle))
+            placed.insert(len(offsets), (text.offset, handle))
     except BaseException:
         view.release()
         raise

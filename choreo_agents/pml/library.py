@@ -1,33 +1,26 @@
 """Library of schemas whose modules are encoded once, and of prompts assembled from them (Prompt Cache, section 3).
 
-The library leases the encoded pieces of a schema, so that the engine keeps them in one of its tiers, or in files:
+The library leases the pieces of a schema, lazily prefilled, so that the engine keeps them in one of its tiers:
 
 device    the engine's KV pool
 host      the engine's host memory, if enabled: pieces evicted from the device
-disk      a folder of files that outlives the engine and is shared between processes
+disk      a file of the engine: of `Memory(persist_dir=...)`, which outlives it, or of `Memory(disk=...)`
 nowhere   encoded when it is next read
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
-from itertools import accumulate, groupby
-from operator import attrgetter
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from choreo_agents.arguments import refuses_unknown
 from choreo_agents.engine import Engine, Prefill, StreamedToken
-from choreo_agents.engine.persistent_kv import PersistentKV
 from choreo_agents.engine.transfer import Leases
-from choreo_agents.errors import CapacityError, ChoreoError, HandleError, InvalidRequestError
-from choreo_agents.kv.entry import TierName
+from choreo_agents.errors import ChoreoError, HandleError, InvalidRequestError, ReleasedHandleError
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.kv.store import KVKey
 from choreo_agents.pml.assembling import PromptView, compile_prompt, encoded_view
 from choreo_agents.pml.compiler import CompiledSchema, PieceKey, SchemaPiece, compile_schema
 from choreo_agents.pml.schema import Prompt, Schema
@@ -38,234 +31,199 @@ _BATCH_TOKENS = 4096
 """Approximate number of tokens that are encoded in one batch."""
 
 
-@dataclass(eq=False)
-class _Slot:
-    """A piece, and its state in the engine."""
+class EncodedSchema:
+    """A schema's pieces on one engine, each leased outside any scope from its first use on. Thread-safe.
 
-    call: Prefill
-    """Call that encodes it, once its parents are encoded."""
-    key: KVKey
-    """Key of its KV, known before it is encoded."""
-    parents: list[_Slot]
-    depth: int
-    leases: Leases | None = None
-    """The cache's own lease, outside any scope."""
-    pinned: bool = False
-    is_dropped: bool = False
-    """Whether the cache has dropped it."""
-    reading: threading.Lock = field(default_factory=threading.Lock)
-    """Held while its file is read, so that concurrent calls read it once."""
-
-
-class ModuleCache:
-    """Cache of the pieces of a schema, which it leases so that the engine keeps them. Thread-safe.
-
-    Its leases are outside any scope; callers of `brought` get leases of their own.
-
-    Args:
-        engine: Encodes pieces, and holds them on the device and the host.
-        persistent: Holds them on disk, if it has a store; otherwise every process encodes them again.
+    A piece is a lazy prefill: it is encoded by the first call that reads it, unless a tier or a file has it.
     """
 
-    def __init__(self, engine: Engine, persistent: PersistentKV | None = None) -> None:
-        self._engine, self._persistent = engine, engine.kv.persistent_kv(None) if persistent is None else persistent
-        stats, geometry = engine.stats(), engine.model.adapter.geometry
-        self._batch_tokens = max(1, min(_BATCH_TOKENS, stats.kv_budget_bytes // geometry.bytes_per_token // 4))
+    def __init__(self, engine: Engine, compiled: CompiledSchema) -> None:
+        self.compiled = compiled
+        """The schema's pieces and positions for the engine's model."""
+        self.keys = [piece.key for piece in compiled.cached_pieces()]
+        """Keys of the pieces that can be encoded in advance, parents first."""
+        self.pinned: dict[MessageHandle, None] = {}
+        """All pieces, while they are pinned."""
+        self._engine = engine
+        pool_tokens = engine.stats().kv_budget_bytes // engine.model.adapter.geometry.bytes_per_token
+        self._batch_tokens = min(_BATCH_TOKENS, pool_tokens // 4)
         self._lock = threading.RLock()
-        self._slots: Mapping[PieceKey, _Slot] = {}
+        self._calls: dict[PieceKey, Prefill] = {}
+        self._handles: dict[PieceKey, MessageHandle] = {}
+        """Handles of all pieces, leased or not."""
+        for key, piece in compiled.pieces.items():
+            parents = [self._handles[parent] for parent in piece.parents]
+            context = parents, [compiled.pieces[parent].start for parent in piece.parents], piece.start
+            author = "/".join([compiled.schema.name, *piece.module])
+            self._calls[key] = Prefill(piece.tokens, *context, author, "module", piece.confidential, lazy=True)
+            named = engine.kv.key(self._calls[key])
+            self._handles[key] = MessageHandle(id=named.id, model=named.model, length=named.length)
+        self._leased: dict[PieceKey, Leases] = {}
+        self._closed = False
 
-    def know(self, schema: str, pieces: Iterable[SchemaPiece]) -> None:
-        """Replace the pieces by these, parents first; nothing is encoded, and files stay.
+    def handles(self, keys: Iterable[PieceKey]) -> list[MessageHandle]:
+        """Return handles of pieces, which this leases; nothing is encoded.
 
-        Args:
-            schema: Name of the schema, which names its modules in lineage and audits.
-            pieces: The new pieces; unchanged ones keep their state.
+        Raises:
+            InvalidRequestError: The schema was replaced or deleted.
         """
-        with self._lock:
-            slots: dict[PieceKey, _Slot] = {}
-            for piece in pieces:
-                parents = [slots[parent] for parent in piece.parents]
-                context = [slot.key.handle for slot in parents], [slot.call.position for slot in parents]
-                author = "/".join([schema, *piece.module])
-                call = Prefill(piece.tokens, *context, piece.start, author, "module", confidential=piece.confidential)
-                current = self._slots.get(piece.key)
-                if current is None or current.call != call:
-                    depth = 1 + max((parent.depth for parent in parents), default=0)
-                    current = _Slot(call, self._engine.kv.key(call), parents, depth)
-                slots[piece.key] = current
-            before, self._slots = self._slots, slots
-            for slot in set(before.values()).difference(slots.values()):
-                slot.is_dropped = True
-                self._unpin(slot)
-                self._give_up(slot)
+        keys = [*keys]
+        while True:
+            # In a scope, which keeps the parents of what it prefills, whoever evicts them meanwhile.
+            with suppress(ReleasedHandleError), self._engine.scope():
+                for key in self._unleased(keys):
+                    self._engine.prefill([self._calls[key]])  # without the lock: it may wait for the rate limit
+                with self._lock:
+                    for key in self._unleased(keys):
+                        self._leased[key] = self._engine.kv.lease([self._handles[key]], scoped=False)
+                return [self._handles[key] for key in keys]
 
-    @contextmanager
-    def brought(self, keys: Iterable[PieceKey], *, patient: bool = False) -> Iterator[dict[PieceKey, MessageHandle]]:
-        """Lease pieces and all that they attend to, from any tier or file; encode those that are nowhere.
+    def lease(self, keys: Iterable[PieceKey]) -> Leases:
+        """Lease pieces for a caller, in its scope. Raises as `handles`."""
+        keys = [*keys]
+        while True:
+            with suppress(ReleasedHandleError):  # evicted meanwhile
+                return self._engine.kv.lease(self.handles(keys))
 
-        Threads read files while the pieces without files are encoded.
+    def encode(self, keys: Sequence[PieceKey]) -> None:
+        """Encode the pieces that no tier has and, if the engine persists KV, write them.
 
-        Args:
-            keys: Keys of the pieces.
-            patient: Wait for each batch to be written before the next is encoded.
-
-        Yields:
-            Handles by key, leased within the block only.
+        Raises:
+            OSError: A file cannot be written.
         """
-        with self._lock:
-            requested = {key: self._slot(key) for key in keys}
-        with ExitStack() as stack:
-            for level in _levels(requested.values()):
-                missing = [slot for slot in level if not self._lease_for_call(slot, stack)]
-                filed = [slot for slot in missing if self._has_file(slot)]
-                with ThreadPoolExecutor(2, "choreo-library-read") as threads:
-                    read = [threads.submit(self._read, slot, stack) for slot in filed]
-                    self._encode([slot for slot in missing if slot not in filed], stack, patient=patient)
-                    unread = [slot for slot, future in zip(filed, read, strict=True) if not future.result()]
-                self._encode(unread, stack, patient=patient)
-            yield {key: slot.key.handle for key, slot in requested.items()}
+        with self._engine.scope():
+            for handles in self._encoded(keys):
+                self._engine.kv.persist(handles)
+                self._engine.kv.flush()
+
+    def prefetch(self, keys: Sequence[PieceKey]) -> None:
+        """Bring pieces to the device; encode those that no tier has, and write them in the background."""
+        with self._engine.scope():
+            for handles in self._encoded(keys):
+                tiers = zip(handles, self._engine.kv.tiers(handles), strict=True)
+                self._engine.kv.prefetch([handle for handle, tier in tiers if tier != "device"])
+                self._engine.kv.persist(handles)
 
     def pin(self) -> None:
-        """Bring all pieces to the device, and pin them there."""
-        with self.brought(self._slots) as handles:
-            self._engine.kv.prefetch(list(handles.values()))
+        """Bring all pieces to the device, and pin them there; what was not pinned stays so if there is no room."""
+        handles, new = self.handles(self.keys), list[MessageHandle]()
+        try:
             with self._lock:
-                for slot in (self._slots[key] for key in handles.keys() & self._slots.keys()):
-                    if not slot.pinned:
-                        self._lease(slot)
-                        self._engine.kv.pin(slot.key.handle)
-                        slot.pinned = True
+                self._require_open()
+                for handle in handles:
+                    if handle not in self.pinned:
+                        self._engine.kv.pin(handle)
+                        self.pinned[handle] = None
+                        new.append(handle)
+            self.prefetch(self.keys)
+        except BaseException:
+            self._unpin(new)
+            raise
 
     def unpin(self) -> None:
         """Undo `pin`."""
+        self._unpin([*self.pinned])
+
+    def evict(self, keys: Sequence[PieceKey], *, files: bool = False) -> None:
+        """Evict pieces from device and host and, with `files`, from `Memory(persist_dir=...)`, unless they are pinned.
+
+        Raises:
+            OSError: A file cannot be removed.
+        """
         with self._lock:
-            for slot in self._slots.values():
-                self._unpin(slot)
+            free = [] if self.pinned else keys
+            for key in free:
+                self._drop(key)
+        if files:
+            self._engine.kv.unpersist([self._handles[key] for key in free])
 
-    def evict(self, keys: Iterable[PieceKey], *, files: bool = False) -> None:
-        """Evict pieces from device and host and, with `files`, from disk. Pinned pieces stay."""
-        self._persistent.wait()
+    def places(self) -> dict[PieceKey, Place]:
+        """Return the fastest tier that has each piece; nothing is leased."""
+        handles = [self._handles[key] for key in self.keys]
+        persisted = self._engine.kv.persisted(handles)
+        places: dict[PieceKey, Place] = {}
+        for key, has_file, tier in zip(self.keys, persisted, self._engine.kv.tiers(handles), strict=True):
+            below: Place = "disk" if has_file else "nowhere"
+            places[key] = below if tier is None or tier == "lineage" else tier
+        return places
+
+    def take_over(self, replaced: EncodedSchema) -> None:
+        """Lease what a schema of the same name has leased, as far as this has it too, and close that."""
+        try:
+            self.handles([key for key in self.keys if key in replaced._leased])
+        finally:
+            replaced.close()
+
+    def close(self) -> None:
+        """Release all pieces; their files stay."""
         with self._lock:
-            free = [slot for slot in map(self._slot, keys) if self._tier(slot) is None or not slot.pinned]
-            for slot in free:
-                self._give_up(slot)
-            if files:
-                self._persistent.unpersist([slot.key.id for slot in free])
-        self._persistent.wait()
+            self._closed = True
+            self.unpin()
+            for key in [*self._leased]:
+                self._drop(key)
 
-    def place(self, key: PieceKey) -> tuple[Place, bool]:
-        """Return the fastest tier that has a piece, and whether the piece is pinned."""
+    def _encoded(self, keys: Sequence[PieceKey]) -> Iterator[list[MessageHandle]]:
+        """Lease pieces for a scope and encode those that no tier has; yield the pieces of each batch."""
+        needed = self._with_parents(keys)
+        self._engine.kv.persisted([self._handles[key] for key in needed])  # files of other processes are as good
+        self.lease(needed)
+        for batch in _batches([self.compiled.pieces[key] for key in keys], self._batch_tokens):
+            if missing := self._missing(batch):
+                self._engine.prefill([replace(self._calls[key], lazy=False) for key in missing])
+            # A prefill only finds what was encoded once, and has been lost since.
+            self._engine.kv.prefetch([self._handles[key] for key in self._missing(batch)])
+            yield [self._handles[key] for key in batch]
+
+    def _missing(self, keys: Sequence[PieceKey]) -> list[PieceKey]:
+        """Return which leased pieces no tier has."""
+        tiers = self._engine.kv.tiers([self._handles[key] for key in keys])
+        return [key for key, tier in zip(keys, tiers, strict=True) if tier == "lineage"]
+
+    def _require_open(self) -> None:
+        if self._closed:
+            name = self.compiled.schema.name
+            raise InvalidRequestError(f"schema {name!r} was replaced or deleted meanwhile: create the prompt again")
+
+    def _with_parents(self, keys: Iterable[PieceKey]) -> list[PieceKey]:
+        return [*dict.fromkeys(part for key in keys for part in (*self.compiled.pieces[key].parents, key))]
+
+    def _unleased(self, keys: Sequence[PieceKey]) -> list[PieceKey]:
+        """Return which pieces are not leased, with the parents that they need, parents first."""
+        needed = self._with_parents(keys)
+        handles = [self._handles[key] for key in needed]
         with self._lock:
-            slot = self._slot(key)
-            tier = self._tier(slot)
-            if tier is None or tier == "lineage":
-                return "disk" if self._has_file(slot) else "nowhere", slot.pinned
-            return tier, slot.pinned
+            self._require_open()
+            for key, handle, tier in zip(needed, handles, self._engine.kv.tiers(handles), strict=True):
+                if tier is None:  # others have released it, which ends its pin, too
+                    self._leased.pop(key, None)
+                    self.pinned.pop(handle, None)
+            missing = self._with_parents(key for key in keys if key not in self._leased)
+            return [key for key in missing if key not in self._leased]
 
-    def _slot(self, key: PieceKey) -> _Slot:
-        if key not in self._slots:
-            raise InvalidRequestError(f"piece {key!r} does not exist any more: its schema was replaced or deleted")
-        return self._slots[key]
-
-    def _lease_for_call(self, slot: _Slot, stack: ExitStack) -> bool:
-        """Lease a piece for a call; return False if it is not encoded, or if its file is better than recomputing it."""
+    def _unpin(self, handles: Iterable[MessageHandle]) -> None:
         with self._lock:
-            tier = self._tier(slot)
-            is_readable = tier is not None and (tier != "lineage" or not self._has_file(slot))
-            with suppress(HandleError):  # released by another thread meanwhile
-                if is_readable:
-                    stack.callback(self._engine.kv.lease([slot.key.handle], scoped=False).release)
-                    return True
-            return False
+            for handle in handles:
+                if handle in self.pinned:
+                    del self.pinned[handle]
+                    with suppress(HandleError, InvalidRequestError):  # released by others
+                        self._engine.kv.unpin(handle)
 
-    def _has_file(self, slot: _Slot) -> bool:
-        return self._persistent.has(slot.key.id)
-
-    def _read(self, slot: _Slot, stack: ExitStack) -> bool:
-        """Import a piece from its file, once for all calls that wait for it; return whether that succeeded."""
-        assert self._persistent.store is not None
-        with slot.reading:
-            if self._lease_for_call(slot, stack):
-                return True
-            loaded = self._persistent.store.load(slot.key)
-            if loaded is None:
-                return False
-            try:
-                with self._engine.scope():
-                    self._engine.kv.import_kv(slot.call, *loaded)
-                    self._take(slot, stack)
-            except InvalidRequestError:
-                self._persistent.store.set_aside(slot.key.id, "has KV of another shape or dtype")
-                return False
-            except CapacityError:
-                return False  # running calls take all memory; encoding it instead waits for some
-            return True
-
-    def _encode(self, slots: Sequence[_Slot], stack: ExitStack, *, patient: bool) -> None:
-        """Encode pieces in batches; the engine encodes once what several calls need at the same time."""
-        for batch in _batches(slots, self._batch_tokens):
-            with self._engine.scope():
-                handles = self._engine.prefill([slot.call for slot in batch])
-                for slot in batch:
-                    self._take(slot, stack)
-            if self._persistent.store is not None:
-                self._persistent.persist(handles, lost_too=True)
-                if patient:
-                    flush_kv(self._persistent)
-
-    def _take(self, slot: _Slot, stack: ExitStack) -> None:
-        """Lease an encoded piece for a call, and for the cache unless it was dropped meanwhile."""
-        stack.callback(self._engine.kv.lease([slot.key.handle], scoped=False).release)
-        with self._lock:
-            if not slot.is_dropped:
-                self._lease(slot)
-
-    def _lease(self, slot: _Slot) -> None:
-        if self._tier(slot) is None:
-            slot.leases = self._engine.kv.lease([slot.key.handle], scoped=False)
-
-    def _tier(self, slot: _Slot) -> TierName | None:
-        """Return the fastest tier that has a piece; None if it is not leased, or was released by others."""
-        tier = None if slot.leases is None else self._engine.kv.tiers([slot.key.handle])[0]
-        if tier is None:
-            slot.leases, slot.pinned = None, False
-        return tier
-
-    def _unpin(self, slot: _Slot) -> None:
-        if self._tier(slot) is not None and slot.pinned:
-            slot.pinned = False
-            with suppress(HandleError):
-                self._engine.kv.unpin(slot.key.handle)
-
-    def _give_up(self, slot: _Slot) -> None:
-        leases, slot.leases = slot.leases, None
-        if leases is not None:
-            leases.release()
+    def _drop(self, key: PieceKey) -> None:
+        if key in self._leased:
+            self._leased.pop(key).release()
 
 
-def flush_kv(persistent: PersistentKV) -> None:
-    """Wait until all encoded pieces are written; raise `OSError` if that fails."""
-    with suppress(ChoreoError):  # pieces that were evicted meanwhile are written another time
-        persistent.flush()
-
-
-def _levels(slots: Iterable[_Slot]) -> Iterator[list[_Slot]]:
-    """Yield pieces and all that they attend to in levels, each piece once, and parents in earlier levels."""
-    ordered, pending = dict[_Slot, None](), list(slots)
-    while pending:
-        slot = pending.pop()
-        if slot not in ordered:
-            ordered[slot] = None
-            pending += slot.parents
-    for _, level in groupby(sorted(ordered, key=attrgetter("depth")), key=attrgetter("depth")):
-        yield list(level)
-
-
-def _batches(slots: Sequence[_Slot], most: int) -> Iterator[list[_Slot]]:
-    """Split pieces into batches of about `most` tokens, or of one piece."""
-    ends = accumulate(slot.key.length for slot in slots)
-    for _, batch in groupby(zip(slots, ends, strict=True), key=lambda pair: (pair[1] - 1) // most):
-        yield [slot for slot, _ in batch]
+def _batches(pieces: Iterable[SchemaPiece], most: int) -> Iterator[list[PieceKey]]:
+    """Split pieces into batches of at most `most` tokens, or of one piece, each after the batches of its parents."""
+    batch, tokens = dict[PieceKey, SchemaPiece](), 0
+    for piece in sorted(pieces, key=lambda piece: len(piece.parents)):  # a child has its parents' parents, too
+        tokens += len(piece.tokens)
+        if batch and (tokens > most or not batch.keys().isdisjoint(piece.parents)):
+            yield [*batch]
+            batch, tokens = {}, len(piece.tokens)
+        batch[piece.key] = piece
+    if batch:
+        yield [*batch]
 
 
 @dataclass(frozen=True)
@@ -285,28 +243,24 @@ class EncodedModule:
 class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
     """Encoded modules of schemas, for prompts on one engine. May be used from any thread and event loop.
 
-    Modules are in the engine's tiers, in a folder, or nowhere until they are next imported; importing brings them to
-    the device. The library's leases are outside any `engine.scope()`. Library and files belong to the engine's tenant.
+    Modules are in the engine's tiers, or nowhere until they are next read. With `Memory(persist_dir=...)` and a salt
+    they are also in files that outlive the engine, and that processes share. The library's leases are outside any
+    `engine.scope()`.
 
     Args:
         engine: Encodes modules and answers prompts.
-        folder: Directory of files that outlive the engine, with one sub-directory per model fingerprint and tenant.
-            Processes may share it. None: every process encodes the modules.
-        disk_bytes: Upper bound on the bytes of files.
+
+    Raises:
+        InvalidRequestError: The engine has `Memory(persist_dir=...)`, but no salt.
     """
 
     @refuses_unknown()
-    def __init__(self, engine: Engine, folder: str | Path | None = None, *, disk_bytes: int = 1 << 34) -> None:
-        if isinstance(disk_bytes, bool) or not isinstance(disk_bytes, int) or disk_bytes < 0:
-            raise InvalidRequestError(f"disk_bytes must be a number of bytes, not {disk_bytes!r}")
+    def __init__(self, engine: Engine) -> None:
+        engine.kv.persisted([])
         self.engine = engine
         """Engine that encodes modules and answers prompts."""
-        store = None if folder is None else engine.kv.store(folder, disk_bytes)
-        # An engine of another method, which encodes text again, has no KV to keep.
-        self._persistent = engine.kv.persistent_kv(store if engine.method == "choreo" else None)
-        self._known: dict[str, tuple[CompiledSchema, ModuleCache]] = {}
+        self._known: dict[str, EncodedSchema] = {}
         self._lock = threading.Lock()
-        """Guards `_known` and the pieces of its caches, which change together."""
 
     @property
     def schemas(self) -> tuple[str, ...]:
@@ -319,37 +273,32 @@ class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
         Raises:
             InvalidRequestError: There is no such schema.
         """
-        return self._find(schema)[0]
+        return self._find(schema).compiled
 
     def register(self, schema: Schema, *, encode: Literal["eager", "lazy"] = "lazy") -> CompiledSchema:
-        """Register a schema; one of the same name is replaced, and pieces that both have in common are kept.
+        """Register a schema; one of the same name is replaced: its pins end, pieces that both have in common are kept.
 
         Args:
             schema: Schema that prompts import from.
             encode: `"eager"`: encode and write now all modules that are neither in memory nor in a file; `"lazy"`:
-                encode them when a prompt imports them.
+                encode them when a prompt that imports them is read.
 
         Raises:
             PMLError: The schema is longer than the model's context.
             OSError: A file cannot be written.
         """
-        compiled = compile_schema(schema, self.engine.model)
+        encoded = EncodedSchema(self.engine, compile_schema(schema, self.engine.model))
         with self._lock:
-            _, module_cache = self._known.get(schema.name) or (compiled, ModuleCache(self.engine, self._persistent))
-            module_cache.know(schema.name, compiled.cached_pieces())
-            self._known[schema.name] = compiled, module_cache
+            replaced, self._known[schema.name] = self._known.get(schema.name), encoded
+        if replaced is not None:
+            encoded.take_over(replaced)
         if encode == "eager":
-            missing = [piece.key for piece in compiled.cached_pieces() if module_cache.place(piece.key)[0] == "nowhere"]
-            with module_cache.brought(missing, patient=True):
-                pass
-        return compiled
+            encoded.encode(encoded.keys)
+        return encoded.compiled
 
     def forget(self, schema: str) -> None:
         """Remove a schema and release its encoded pieces; its files stay."""
-        _, module_cache = self._find(schema)
-        with self._lock:
-            self._known.pop(schema, None)
-            module_cache.know(schema, ())
+        self._find(schema, remove=True).close()
 
     def load(self, schema: str, modules: Iterable[str] | None = None) -> None:
         """Bring modules to the device, from files if there are any.
@@ -358,33 +307,34 @@ class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
             schema: Name of the schema.
             modules: Names of modules, inner ones as `outer/inner`; None: all, with the schema's own text.
         """
-        compiled, module_cache = self._find(schema)
-        with module_cache.brought(_find_keys(compiled, modules), patient=True) as handles:
-            self.engine.kv.prefetch(list(handles.values()))
+        encoded = self._find(schema)
+        encoded.prefetch(_find_keys(encoded.compiled, modules))
 
     def evict(self, schema: str, modules: Iterable[str] | None = None, *, files: bool = False) -> None:
-        """Evict modules from device and host and, with `files`, from disk. Pinned ones stay."""
-        compiled, module_cache = self._find(schema)
-        module_cache.evict(_find_keys(compiled, modules), files=files)
+        """Evict modules from device and host and, with `files`, from files that outlive the engine, unless the schema
+        is pinned. What a view still leases stays until that is released."""
+        encoded = self._find(schema)
+        encoded.evict(_find_keys(encoded.compiled, modules), files=files)
 
     def pin(self, schema: str) -> None:
         """Bring all of a schema to the device, and pin it there."""
-        self._find(schema)[1].pin()
+        self._find(schema).pin()
 
     def unpin(self, schema: str) -> None:
         """Undo `pin`."""
-        self._find(schema)[1].unpin()
+        self._find(schema).unpin()
 
     def modules(self, schema: str) -> list[EncodedModule]:
         """Return the state of every piece of a schema."""
-        compiled, module_cache = self._find(schema)
-        token_bytes = self.engine.model.adapter.geometry.bytes_per_token
-        return [
-            EncodedModule(
-                piece.key, piece.module, n := len(piece.tokens), n * token_bytes, *module_cache.place(piece.key)
-            )
-            for piece in compiled.cached_pieces()
-        ]
+        encoded = self._find(schema)
+        token_bytes, pinned = self.engine.model.adapter.geometry.bytes_per_token, bool(encoded.pinned)
+        modules = list[EncodedModule]()
+        for key, place in encoded.places().items():
+            piece = encoded.compiled.pieces[key]
+            tokens = len(piece.tokens)
+            is_pinned = pinned and place == "device"  # unless others have released it
+            modules.append(EncodedModule(key, piece.module, tokens, tokens * token_bytes, place, is_pinned))
+        return modules
 
     def prompt(self, schema: str, pml: str) -> Prompt:
         """Read a prompt of a registered schema.
@@ -395,16 +345,18 @@ class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
         return self.compiled(schema).schema.prompt(pml)
 
     def assemble(self, prompt: Prompt) -> PromptView:
-        """Bring the modules that a prompt imports to the device, and encode the rest of it.
+        """Lease the modules that a prompt imports, and the rest of it. The first call that reads the view encodes, in
+        its own step, what no tier has; `engine.kv.prefetch(view.handles)` does so before.
 
         Prompts share the KV of the modules that they have in common.
 
         Raises:
             PMLError: An argument is longer than its slot, or the prompt longer than the model's context.
             InvalidRequestError: Its schema is not registered, or another one of that name is.
-            CapacityError: The pool has too little memory that is not pinned.
         """
-        return self._assemble(prompt, lazy=False)
+        encoded = self._find(prompt.schema.name)
+        assembly = compile_prompt(encoded.compiled, prompt, self.engine.model)
+        return encoded_view(self.engine, assembly, encoded.lease(piece.key for piece in assembly.cached))
 
     def generate(self, prompt: Prompt, sampling: Sampling | None = None, **options: Any) -> MessageHandle:
         """Answer a prompt of a registered schema as the assistant; return a leased handle. Raises as `assemble`.
@@ -413,60 +365,53 @@ class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
             prompt: The prompt.
             sampling: Sampling parameters.
             options: Options of `engine.decode`; `author` names the speaker.
+
+        Raises:
+            CapacityError: The pool has too little memory that is not pinned.
         """
-        with self._assemble(prompt, lazy=True) as view:
+        with self._answered(prompt) as view:
             handle: MessageHandle = self.engine.decode(**vars(view.call(sampling, **options)))
             return handle
 
     def stream(
         self, prompt: Prompt, sampling: Sampling | None = None, **options: Any
     ) -> Iterator[StreamedToken | MessageHandle]:
-        """Answer a prompt, yielding each token as it comes and the handle last."""
-        with self._assemble(prompt, lazy=True) as view:
+        """Answer a prompt, yielding each token as it comes and the handle last. Raises as `generate`."""
+        with self._answered(prompt) as view:
             yield from self.engine.stream(**vars(view.call(sampling, **options)))
 
-    def flush(self) -> None:
-        """Wait until all files are written.
-
-        Raises:
-            OSError: A file could not be written.
-        """
-        flush_kv(self._persistent)
-
     def close(self) -> None:
-        """Write pending files, and release everything else; the engine stays open."""
-        self._persistent.close()
+        """Release everything; the engine stays open, and writes pending files."""
         for schema in self.schemas:
             self.forget(schema)
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _find(self, schema: str) -> tuple[CompiledSchema, ModuleCache]:
+    @contextmanager
+    def _answered(self, prompt: Prompt) -> Iterator[PromptView]:
+        """Assemble a prompt for a block that answers it, and write the modules that were encoded for that."""
+        with self.assemble(prompt) as view:
+            yield view
+            with suppress(ChoreoError):  # the answer is there, and files are written another time
+                self.engine.kv.persist(view.modules)
+
+    def _find(self, schema: str, *, remove: bool = False) -> EncodedSchema:
         with self._lock:
-            if (entry := self._known.get(schema)) is not None:
-                return entry
+            if (encoded := self._known.get(schema)) is not None:
+                if remove:
+                    del self._known[schema]
+                return encoded
             names = ", ".join(map(repr, self._known)) or "none"
         raise InvalidRequestError(f"schema {schema!r} is not registered: call register() first; registered: {names}")
-
-    def _assemble(self, prompt: Prompt, *, lazy: bool) -> PromptView:
-        """Assemble a prompt; with `lazy`, uncached text is encoded in the step of the answer that reads it."""
-        compiled, module_cache = entry = self._find(prompt.schema.name)
-        assembly = compile_prompt(compiled, prompt, self.engine.model)
-        with module_cache.brought(placed.key for placed in assembly.cached) as handles:
-            if self._find(prompt.schema.name) is not entry:  # the pieces are of a schema that was replaced meanwhile
-                raise InvalidRequestError(
-                    f"schema {prompt.schema.name!r} was replaced meanwhile: create the prompt again"
-                )
-            return encoded_view(self.engine, assembly, handles, lazy=lazy)
 
 
 def _find_keys(compiled: CompiledSchema, modules: Iterable[str] | None) -> list[PieceKey]:
     """Return the keys of the pieces of modules, including modules inside."""
     paths = [()] if modules is None else [tuple(name.split("/")) for name in modules]
-    module_paths = {piece.module for piece in compiled.pieces.values()} | {()}
+    known = {module.path for module in compiled.layout.modules()}
     for path in paths:
-        if not any(module_path[: len(path)] == path for module_path in module_paths):
+        if path not in known:
             raise InvalidRequestError(f"schema {compiled.schema.name!r} has no module {'/'.join(path)!r}")
     inside = (p for p in compiled.cached_pieces() if any(p.module[: len(path)] == path for path in paths))
     return [piece.key for piece in inside]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.pml.markup.parser import parse_document, parse_prompt
+from choreo_agents.pml.markup.parser import parse_prompt, parse_schema
 from choreo_agents.pml.markup.problems import Problems, nearest
 from choreo_agents.pml.markup.reading import read_document
 from choreo_agents.pml.markup.syntax import (
@@ -35,15 +35,6 @@ class Prompt:
     def imports(self) -> tuple[Path, ...]:
         """Paths of the imported modules, in the order of the text."""
         return tuple(path for path in self.arguments if path)
-
-
-def resolve(schema: SchemaTree, tree: PromptTree, problems: Problems) -> Prompt:
-    """Resolve a prompt's names in its schema; unknown or disallowed ones become problems."""
-    if tree.schema != schema.name:
-        problems.add(tree.place, f"the prompt names schema {tree.schema!r}", f"schema={schema.name!r}")
-    resolver = _Resolver(schema, problems)
-    resolver.enter(schema, tree, ())
-    return Prompt(schema, tree, MappingProxyType(resolver.used))
 
 
 class _Resolver:
@@ -134,9 +125,9 @@ class Schema:
             PMLError: The schema is invalid; lists all problems.
         """
         problems = Problems()
-        tree = parse_document(text, source, None if folder is None else pathlib.Path(folder), problems, ("schema",))
+        tree = parse_schema(text, source, None if folder is None else pathlib.Path(folder), problems)
         problems.require_none()
-        assert isinstance(tree, SchemaTree)
+        assert tree is not None
         return cls(tree)
 
     @property
@@ -154,11 +145,15 @@ class Schema:
             PMLError: The prompt is invalid; lists all problems.
         """
         problems = Problems()
+        resolver = _Resolver(self.tree, problems)
         tree = parse_prompt(pml, source, problems, schema=self.name)
-        prompt = resolve(self.tree, tree, problems) if isinstance(tree, PromptTree) else None
+        if tree is not None:
+            if tree.schema != self.name:
+                problems.add(tree.place, f"the prompt names schema {tree.schema!r}", f"schema={self.name!r}")
+            resolver.enter(self.tree, tree, ())
         problems.require_none()
-        assert prompt is not None
-        return prompt
+        assert tree is not None
+        return Prompt(self.tree, tree, MappingProxyType(resolver.used))
 
     def prompt_file(self, path: str | pathlib.Path) -> Prompt:
         """Read a prompt from a file; raises as `prompt` does, and `OSError`."""

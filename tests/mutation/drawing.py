@@ -33,7 +33,7 @@ ROOMS = {
         "graph/signer.py",
         "engine/messages/seals.py",
         "kv/handle.py",
-        "kv/store/files.py",
+        "kv/store/spill.py",
         "kv/store/format.py",
         "kv/store/key.py",
         "kv/store/store.py",

@@ -17,6 +17,7 @@ from choreo_agents.engine.request_builder import PlacedCall
 from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.store import KVStore
+from choreo_agents.kv.store.spill import SpillFile
 from choreo_agents.models.constraints.masks import StepMasks
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.step import Step
@@ -51,8 +52,10 @@ BEFORE: dict[str, tuple[type, str]] = {
     "a layer is copied": (KVPool, "fill"),
     "it is computed again": (MessageTable, "computed"),
     "it is filled again": (KVCache, "refill"),
-    "its file is read": (KVStore, "load"),
-    "its file is written": (KVStore, "save"),
+    "its file is read": (SpillFile, "read"),
+    "its file is written": (SpillFile, "write"),
+    "a file that lasts is read": (KVStore, "load"),
+    "a file that lasts is written": (KVStore, "save"),
 }
 """What is done before, and on the way."""
 DRAWING: dict[str, tuple[type, str]] = {

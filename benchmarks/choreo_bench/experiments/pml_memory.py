@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from secrets import token_hex
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,16 +25,16 @@ def token_memory(model: LoadedModel, tokens: int = 256) -> dict[str, Any]:
     count = min(tokens, model.adapter.max_positions)
     geometry = model.adapter.geometry
     budget = 4 * (count + 16) * geometry.bytes_per_token
-    with (
-        TemporaryDirectory() as folder,
-        Engine.load(model, memory=Memory(kv_budget_bytes=budget, host_bytes=budget), salt=token_hex()) as engine,
-    ):
-        handle = engine.prefill([number % min(256, model.adapter.vocabulary_size) for number in range(count)])
-        device = engine.stats().kv_bytes
-        store = engine.kv.store(folder)
-        store.save(engine.kv.key(handle), engine.kv.read(handle))
-        engine.kv.offload([handle])
-        host, disk = engine.stats().host_bytes, store.look()
+    with TemporaryDirectory() as folder:
+        memory = Memory(kv_budget_bytes=budget, host_bytes=budget, persist_dir=Path(folder))
+        with Engine.load(model, memory=memory, salt=token_hex()) as engine:
+            handle = engine.prefill([number % min(256, model.adapter.vocabulary_size) for number in range(count)])
+            device = engine.stats().kv_bytes
+            engine.kv.offload([handle])
+            host = engine.stats().host_bytes
+            engine.kv.persist([handle])
+            engine.kv.flush()
+            disk = sum(file.stat().st_size for file in Path(folder).rglob("*.safetensors"))
     dtype = str(geometry.dtype).removeprefix("torch.")
     return {"dtype": dtype, "device": device / count, "host": host / count, "disk": disk / count}
 

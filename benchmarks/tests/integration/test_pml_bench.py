@@ -215,15 +215,17 @@ def test_modules_are_read_from_where_they_are_said_to_be(tiny: LoadedModel) -> N
     case = case_of_length(tiny, 40, 9)
     with PromptTimer(tiny, case.schema, case.prompt) as timer:
         engine = timer.engine
-        for source, adopted, copied in (("device", 0, 0), ("disk", 40, 0), ("host", 0, 40)):
-            timer.library.load(case.schema.name)
-            before = engine.stats()
+        for source, filed, copied in (("device", 0, 0), ("disk", 40, 0), ("host", 0, 40)):
+            library = timer.filed if filed else timer.library
+            library.load(case.schema.name)
+            before = library.engine.stats()
             timer.run(source)  # type: ignore[arg-type]
-            after = engine.stats()
+            after = library.engine.stats()
             # The answer's one token and the end of its turn are encoded, too, for whoever reads it later.
             assert after.tokens_encoded - before.tokens_encoded == 9 + 2, source
-            found = (after.adopted - before.adopted, after.restored_from_host - before.restored_from_host)
-            assert (bool(found[0]), bool(found[1])) == (bool(adopted), bool(copied)), source
+            from_disk = after.restored_from_disk - before.restored_from_disk
+            found = (from_disk, after.restored_from_host - before.restored_from_host)
+            assert (bool(found[0]), bool(found[1])) == (bool(filed), bool(copied)), source
         timer.library.load(case.schema.name)
         before = engine.stats().restored_from_host
         timer.run("host copy")

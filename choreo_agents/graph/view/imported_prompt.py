@@ -6,9 +6,7 @@ public root | modules and arguments, each where the schema puts it, text of the 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -20,8 +18,8 @@ from choreo_agents.errors import ContextLengthError
 from choreo_agents.graph.view.bound_engine import BoundEngine
 from choreo_agents.graph.view.placed_view import PlacedView
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.pml import CompiledSchema, FreshText, Prompt, Schema, compile_prompt, compile_schema
-from choreo_agents.pml.library import ModuleCache
+from choreo_agents.pml import FreshText, Prompt, Schema, compile_prompt, compile_schema
+from choreo_agents.pml.library import EncodedSchema
 from choreo_agents.pml.markup.syntax import Import, Path, PromptTree, SchemaTree, modules_of
 
 if TYPE_CHECKING:
@@ -57,8 +55,12 @@ class ImportedPrompt:
     def __init__(self, engine: Engine, prompt: Prompt, public: str | None) -> None:
         self._engine = engine
         self._schema = prompt.schema.name
-        schema, self._module_cache = engine.kv.get_or_create(_Modules, engine).compile(prompt.schema)
-        self._assembly = compile_prompt(schema, prompt, engine.model)
+        schemas = engine.kv.get_or_create(_EncodedSchemas)
+        if prompt.schema not in schemas:
+            compiled = compile_schema(Schema(prompt.schema), engine.model)
+            schemas.setdefault(prompt.schema, EncodedSchema(engine, compiled))
+        self._encoded = schemas[prompt.schema]
+        self._assembly = compile_prompt(self._encoded.compiled, prompt, engine.model)
         self._decode = engine.model.decode
         self._closing = tuple(engine.model.encode(engine.chat.user.after)) if engine.chat.merges is not None else ()
         root = 0 if public is None else len(engine.model.encode(engine.chat.root(public)))
@@ -95,23 +97,11 @@ class ImportedPrompt:
         return owner if text.kind != "module" else name_of(self._schema, text.module)
 
     async def lease(self) -> Leases:
-        """Bring its modules to the device, or encode them, and take a lease of each for one call.
-
-        If the awaiting task is cancelled, the leases are released.
-        """
-        future: Future[Leases] = Future()
-        working = asyncio.to_thread(lambda: future.set_result(self._take_leases()))
-        try:
-            await working
-        except asyncio.CancelledError:
-            # The worker thread cannot be cancelled: release what it will have leased.
-            future.add_done_callback(lambda ready: ready.result().release())
-            raise
-        return future.result()
-
-    def _take_leases(self) -> Leases:
-        with self._module_cache.brought(placed.key for placed in self._assembly.cached) as handles:
-            return self._engine.kv.lease(list(handles.values()))
+        """Lease its modules for one call; the first one that reads them encodes them."""
+        keys = [piece.key for piece in self._assembly.cached]
+        # On a thread, since new leases may have to wait for the tenant's rate limit. They are the schema's: if the
+        # awaiting task is cancelled, the call has taken none.
+        return self._engine.kv.lease(await asyncio.to_thread(self._encoded.handles, keys))
 
     async def place(
         self, view: PlacedView, modules: Sequence[MessageHandle], owner: str, bound: BoundEngine, adapter: str | None
@@ -147,6 +137,11 @@ class ImportedPrompt:
         view.turn = "closed" if open_end is None else "open"
 
 
+class _EncodedSchemas(dict[SchemaTree, EncodedSchema]):
+    """Schemas that a tenant's agents import from, by content: graphs with different schemas of one name may run side
+    by side."""
+
+
 class _PromptsByAgent(WeakKeyDictionary["Agent", ImportedPrompt]):
     """Prompts of schemas by agent, on the engine of one tenant."""
 
@@ -163,31 +158,6 @@ def imported_by(agent: Agent, engine: Engine | None) -> ImportedPrompt | None:
     if agent not in kept:
         kept[agent] = ImportedPrompt(engine, agent.schema_prompt, agent.shared_system)
     return kept[agent]
-
-
-class _Modules:
-    """The modules that a tenant's agents import on one engine. Thread-safe.
-
-    Schemas are keyed by their content: graphs with different schemas of one name may run side by side.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._schemas: dict[SchemaTree, tuple[CompiledSchema, ModuleCache]] = {}
-        self._lock = threading.Lock()
-
-    def compile(self, tree: SchemaTree) -> tuple[CompiledSchema, ModuleCache]:
-        """Return a schema compiled for the model, and the cache of its modules.
-
-        Raises:
-            PMLError: It is longer than the model's context.
-        """
-        with self._lock:
-            if tree not in self._schemas:
-                schema, module_cache = compile_schema(Schema(tree), self._engine.model), ModuleCache(self._engine)
-                module_cache.know(tree.name, schema.cached_pieces())
-                self._schemas[tree] = schema, module_cache
-            return self._schemas[tree]
 
 
 def name_of(schema: str, module: Path) -> str:

@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from choreo_agents.kv.geometry import KVGeometry
-from choreo_agents.kv.store.key import FileKey
+from choreo_agents.kv.store.key import KVKey
 from choreo_agents.kv.tiers import HostKV, shapes_of
 
 _HEADER_BYTES, _TOKEN_BYTES = 1 << 22, 16
@@ -26,7 +26,7 @@ class UnusableFileError(Exception):
     """A file cannot be used; the message says why."""
 
 
-def sealed(key: FileKey, kv: HostKV, seal: bytes) -> Written:
+def sealed(key: KVKey, kv: HostKV, seal: bytes) -> Written:
     """Return metadata and tensors of a message's KV, as they are written.
 
     Args:
@@ -39,12 +39,15 @@ def sealed(key: FileKey, kv: HostKV, seal: bytes) -> Written:
     return about | {"seal": seal_of(seal, about, tensors)}, tensors
 
 
-def opened(written: Written, key: FileKey, geometry: KVGeometry, seal: bytes) -> tuple[HostKV, int]:
+def opened(
+    written: Written, expected: dict[str, str], tokens: int, geometry: KVGeometry, seal: bytes
+) -> tuple[HostKV, int]:
     """Return a message's KV, and the position at which it was encoded, from what `sealed` returned.
 
     Args:
         written: Metadata and tensors of a file.
-        key: Key of the expected message.
+        expected: Metadata that it must have, as of `KVKey.written`; the id alone stands for all of it.
+        tokens: Number of the message's tokens.
         geometry: Shape of the model's KV.
         seal: Secret key of the seal.
 
@@ -53,24 +56,19 @@ def opened(written: Written, key: FileKey, geometry: KVGeometry, seal: bytes) ->
     """
     about, tensors = dict(written[0]), written[1]
     given, at = about.pop("seal", ""), about.get("native_offset", "")
-    shapes = shapes_of(geometry, key.length)
+    shapes = shapes_of(geometry, tokens)
     if {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()} != shapes:
         raise UnusableFileError("has KV of another shape or dtype")
-    if not at.isdecimal() or about | key.written() != about:
+    if not at.isdecimal() or about | expected != about:
         raise UnusableFileError("belongs to another message")
     if not (given.isascii() and hmac.compare_digest(given, seal_of(seal, about, tensors))):
         raise UnusableFileError("was changed, or signed with another key")
     return HostKV(tensors["keys"], tensors["values"]), int(at)
 
 
-def kv_bytes(key: FileKey, geometry: KVGeometry) -> int:
-    """Return the bytes of a message's keys and values."""
-    return geometry.bytes_per_token * key.length
-
-
-def most_bytes(key: FileKey, geometry: KVGeometry) -> int:
+def most_bytes(tokens: int, geometry: KVGeometry) -> int:
     """Return the most bytes of a message's file, with metadata; larger files are not read."""
-    return kv_bytes(key, geometry) + _HEADER_BYTES + _TOKEN_BYTES * key.length
+    return (geometry.bytes_per_token + _TOKEN_BYTES) * tokens + _HEADER_BYTES
 
 
 def seal_of(key: bytes, about: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:

@@ -1,11 +1,9 @@
-"""Keys of KV files: what identifies the KV of a message."""
+"""Key of KV: what identifies the KV of a message."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-
-from choreo_agents.kv.handle import MessageHandle
 
 
 @dataclass(frozen=True)
@@ -23,11 +21,6 @@ class KVKey:
     """Position at which its first token is encoded; a file with another one is as good, since views move keys."""
 
     @property
-    def handle(self) -> MessageHandle:
-        """Handle of the message."""
-        return MessageHandle(id=self.id, model=self.model, length=len(self.tokens))
-
-    @property
     def length(self) -> int:
         """Number of its tokens."""
         return len(self.tokens)
@@ -37,19 +30,3 @@ class KVKey:
         parents = [[parent, offset] for parent, offset in self.parents]
         tokens = json.dumps(list(self.tokens), separators=(",", ":"))
         return {"message": self.id, "model": self.model, "tokens": tokens, "parents": json.dumps(parents)}
-
-
-@dataclass(frozen=True)
-class TierKey:
-    """Key of a message within one engine, where the id stands for everything that it depends on."""
-
-    id: str
-    length: int
-    native_offset: int
-
-    def written(self) -> dict[str, str]:
-        return {"message": self.id}
-
-
-FileKey = KVKey | TierKey
-"""Key of a KV file; the message's id is the file's name."""

@@ -1,19 +1,41 @@
-"""Store of KV files: one sealed file per message, named by the message's id."""
+"""Store of KV files: one sealed file per message, named by the message's id.
+
+Files are readable by this user only, written atomically, and read without blocking. They lie in a directory that
+outlives engines. Processes share it, and none trusts its contents.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
+from uuid import uuid4
 
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.kv.store.eviction import leaving
-from choreo_agents.kv.store.files import SUFFIX, Directory, is_regular, read_private, used_now, write_private
-from choreo_agents.kv.store.format import UnusableFileError, kv_bytes, most_bytes, opened, sealed
-from choreo_agents.kv.store.key import FileKey
+from choreo_agents.kv.store.format import UnusableFileError, Written, most_bytes, opened, parsed, sealed
+from choreo_agents.kv.store.key import KVKey
 from choreo_agents.kv.tiers import HostKV
 
+SUFFIX, _PARTIAL = ".safetensors", ".partial"
+# Opening a FIFO must not wait for its writer, and links are refused.
+_READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_MAKING = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_REPLACED = 8
+"""Attempts to open a file that other processes replace meanwhile."""
+_ABANDONED_S = 3600.0
+"""Age, in seconds, from which a half-written file counts as abandoned."""
+BROKEN = ".broken"
+"""Suffix of a file that could not be used, and is kept for inspection."""
 _WRITERS = 8
 """Processes among which the free budget is divided, so that each can write some files without a new listing."""
 
@@ -27,36 +49,45 @@ class KVStore:
     disk.
 
     Args:
-        directory: Directory of the files.
+        top: The directory that the user named; those below are private to this user.
+        names: Path of the files' directory below it.
         geometry: Shape of the model's KV.
         seal: Secret key, without which nobody can write a file that is accepted.
         budget_bytes: Of all files in the directory; the least recently used ones are removed.
         skipped: Called with the path of every file that could not be used, and why.
-        removed: Called with the id of every message whose file is removed for space.
     """
 
     def __init__(
         self,
-        directory: Directory,
+        top: Path,
+        names: Sequence[str],
         geometry: KVGeometry,
         seal: bytes,
         budget_bytes: int,
         skipped: Callable[[Path, str], None] = lambda path, why: None,
-        removed: Callable[[str], None] = lambda message_id: None,
     ) -> None:
         self.budget_bytes = budget_bytes
-        self.folder = directory.folder
-        self._directory = directory
+        self.folder = top.joinpath(*names)
+        self._top, self._names = top, names
         self._geometry = geometry
         self._seal = seal
-        self._skipped, self._removed = skipped, removed
+        self._skipped = skipped
         self._known: set[str] = set()
         """Ids of messages that have a file, as of the last look."""
         self._lock = Lock()
         """Held while `_known` changes, together with the look at the files from which the change follows."""
         self._spare_bytes = -1
         """Bytes that may be written before the directory is listed again."""
+        remove_abandoned(self.folder)
         self.look()
+
+    def make_folder(self) -> None:
+        """Make the directory.
+
+        Raises:
+            InvalidRequestError: It, or one above it, is another user's. OSError: It cannot be made.
+        """
+        below(self._top, *self._names)
 
     def knows(self, message_id: str) -> bool:
         """Return whether there was a file when the store last looked, without looking."""
@@ -76,7 +107,7 @@ class KVStore:
         """List all files, including those of other processes, and return their bytes in all."""
         return sum(size for _, size, _ in self._list())
 
-    def save(self, key: FileKey, kv: HostKV) -> bool:
+    def save(self, key: KVKey, kv: HostKV) -> bool:
         """Write a message's KV unless it has a file; return whether it has one now.
 
         KV that is larger than the whole budget is not written.
@@ -88,25 +119,25 @@ class KVStore:
             return True
         if kv.nbytes > self.budget_bytes:
             return False
-        self._directory.make()
+        self.make_folder()
         path = self._path(key.id)
         write_private(path, sealed(key, kv, self._seal))
         self.has(key.id)
         self._enforce_budget(path)
         return self.has(key.id)
 
-    def load(self, key: FileKey) -> tuple[HostKV, int] | None:
+    def load(self, message_id: str, tokens: int) -> tuple[HostKV, int] | None:
         """Read a message's KV, and the position at which it was encoded; None if there is no usable file."""
-        path = self._path(key.id)
+        path, least = self._path(message_id), self._geometry.bytes_per_token * tokens
         try:
-            least, most = kv_bytes(key, self._geometry), most_bytes(key, self._geometry)
-            loaded = opened(read_private(path, least, most), key, self._geometry, self._seal)
+            written = read_private(path, least, most_bytes(tokens, self._geometry))
+            loaded = opened(written, {"message": message_id}, tokens, self._geometry, self._seal)
         except FileNotFoundError:
-            if self.knows(key.id) and not self.has(key.id):  # unless this store removed it itself
+            if self.knows(message_id) and not self.has(message_id):  # unless this store removed it itself
                 self._skipped(path, "is missing")
             return None
         except UnusableFileError as error:
-            self.set_aside(key.id, str(error))
+            self._set_aside(message_id, str(error))
             return None
         used_now(path)
         return loaded
@@ -121,17 +152,14 @@ class KVStore:
             self._path(message_id).unlink(missing_ok=True)
             self._known.discard(message_id)
 
-    def set_aside(self, message_id: str, why: str) -> None:
-        """Move an unusable file away so that it is not found again."""
+    def _set_aside(self, message_id: str, why: str) -> None:
+        """Rename an unusable file so that it is not found again."""
         path = self._path(message_id)
         with self._lock:
-            self._directory.put_away(path)
+            with suppress(OSError):
+                path.replace(path.with_suffix(BROKEN))
             self._known.discard(message_id)
         self._skipped(path, why)
-
-    def close(self) -> None:
-        """Close the directory: an engine's own one is removed."""
-        self._directory.close()
 
     def _enforce_budget(self, written: Path) -> None:
         """Remove the least recently used files over the budget; the one just written only if it is too large alone.
@@ -152,22 +180,156 @@ class KVStore:
         used = sum(size for _, size, _ in files)
         size_of = {path: size for _, size, path in files}
         for path in leaving(size_of.items(), used - self.budget_bytes):
-            ours = path.parent == self.folder and path.suffix == SUFFIX
             with self._lock, suppress(OSError):
-                if ours:
-                    self._known.discard(path.stem)
+                self._known.discard(path.stem)
                 path.unlink()
             used -= size_of[path]
-            if ours:
-                self._removed(path.stem)
         self._spare_bytes = (self.budget_bytes - used) // _WRITERS
 
     def _list(self) -> list[tuple[float, int, Path]]:
-        """List the directory's files, and remember those that are this store's."""
+        """List the directory's files, and remember those that can be read."""
         with self._lock:  # else what other threads note meanwhile would be forgotten
-            files = list(self._directory.files())
-            self._known = {path.stem for _, _, path in files if path.suffix == SUFFIX and path.parent == self.folder}
+            files = [file for file in sizes(self.folder) if file[2].suffix in (SUFFIX, BROKEN)]
+            self._known = {path.stem for _, _, path in files if path.suffix == SUFFIX}
         return files
 
     def _path(self, message_id: str) -> Path:
         return self.folder / f"{message_id}{SUFFIX}"
+
+
+def private_folder(folder: Path) -> Path:
+    """Make a directory, if need be, that only this user can access.
+
+    Raises:
+        InvalidRequestError: It is a link, or another user's.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    about = folder.lstat()
+    if not stat.S_ISDIR(about.st_mode) or not _ours(about):
+        raise InvalidRequestError(f"{str(folder)!r} is a link or another user's: use a folder of your own for KV")
+    if stat.S_IMODE(about.st_mode) & 0o077:
+        folder.chmod(0o700)
+    return folder
+
+
+def below(folder: Path, *names: str) -> Path:
+    """Make private directories, one in the other, below one that the user has named.
+
+    Raises:
+        InvalidRequestError: Another user could replace them.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    about = folder.stat()
+    shared = stat.S_IMODE(about.st_mode) & 0o002 and not about.st_mode & stat.S_ISVTX
+    if shared or not (_ours(about) or about.st_uid == 0):
+        raise InvalidRequestError(
+            f"{str(folder)!r} is another user's, or everybody may rename files in it: use a folder of your own for KV"
+        )
+    for name in names:
+        folder = private_folder(folder / name)
+    return folder
+
+
+def is_regular(path: Path) -> bool:
+    """Return whether a path is a regular file, and no link."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def write_private(path: Path, written: Written) -> None:
+    """Write a file that only this user can read, atomically; replaces any file of that name.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    partial = path.with_suffix(f".{uuid4().hex}{_PARTIAL}")
+    try:
+        os.close(os.open(partial, _MAKING, 0o600))
+        save_file(written[1], partial, metadata=written[0])
+        partial.replace(path)
+    except SafetensorError as error:  # a full disk
+        raise OSError(f"{str(path)!r} cannot be written: {error}") from error
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def read_private(path: Path, least: int, most: int) -> Written:
+    """Read a file without blocking.
+
+    Args:
+        path: The file.
+        least: Fewest bytes that are accepted; `most`: the most.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        UnusableFileError: It is a link, no regular file, another user's, of another size, or damaged.
+    """
+    descriptor, status = _open(path)
+    try:
+        if not stat.S_ISREG(status.st_mode):
+            raise UnusableFileError("is not a regular file")
+        if not _ours(status) or status.st_nlink != 1:
+            raise UnusableFileError("belongs to another user, or has other hard links")
+        if not least <= status.st_size <= most:
+            raise UnusableFileError(f"has {status.st_size} bytes, expected {least} to {most}")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            data = file.read(status.st_size)
+    except OSError as error:
+        raise UnusableFileError(f"cannot be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+    return parsed(data)
+
+
+def sizes(folder: Path) -> Iterator[tuple[float, int, Path]]:
+    """Yield last use, bytes and path of the files in a directory; other processes may remove some meanwhile."""
+    listed: list[os.DirEntry[str]] = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        listed = list(entries)
+    for entry in listed:
+        with suppress(OSError):
+            about = entry.stat(follow_symlinks=False)
+            if not stat.S_ISDIR(about.st_mode):
+                yield about.st_mtime, about.st_size, folder / entry.name
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove half-written files of processes that were killed long ago."""
+    for changed, _, path in list(sizes(folder)):
+        if path.suffix == _PARTIAL and time.time() - changed > _ABANDONED_S:
+            with suppress(OSError):
+                path.unlink()
+
+
+def used_now(path: Path) -> None:
+    """Mark a file as most recently used."""
+    with suppress(OSError):
+        os.utime(path, follow_symlinks=False)
+
+
+def _open(path: Path) -> tuple[int, os.stat_result]:
+    """Open a file; return its descriptor and status. Raises as `read_private`."""
+    for _ in range(_REPLACED):
+        try:
+            descriptor = os.open(path, _READING)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            why = "is a link" if error.errno == errno.ELOOP else f"cannot be opened: {error.strerror}"
+            raise UnusableFileError(why) from error
+        try:
+            status = os.fstat(descriptor)
+        except OSError as error:
+            os.close(descriptor)
+            raise UnusableFileError(f"cannot be read: {error.strerror}") from error
+        if status.st_nlink:
+            return descriptor, status
+        os.close(descriptor)  # removed or replaced since it was opened
+    raise UnusableFileError("keeps being replaced")
+
+
+def _ours(about: os.stat_result) -> bool:
+    return not hasattr(os, "getuid") or about.st_uid == os.getuid()

@@ -135,42 +135,39 @@ _WHOLE = re.compile(r"\ufeff?(?:\s+|<!--.*?-->)*(?:<\?|<!DOCTYPE|<(?:prompt|sche
 _LENGTH = re.compile(r"[1-9][0-9]{0,8}")
 
 
-def parse_prompt(text: str, source: str, problems: Problems, schema: str) -> SchemaTree | PromptTree | None:
-    """Parse a prompt, given as a `<prompt>` element or the content of one; see `parse_document`."""
-    around = ("", "") if _WHOLE.match(text) else (f"<prompt schema={quoteattr(schema)}>", "</prompt>")
-    return parse_document(text, source, None, problems, ("prompt",), around)
-
-
-def parse_document(
-    text: str,
-    source: str,
-    folder: Path | None,
-    problems: Problems,
-    roots: tuple[str, ...] = ("schema", "prompt"),
-    around: tuple[str, str] = ("", ""),
-) -> SchemaTree | PromptTree | None:
-    """Parse a document; return None if it has no root element. Errors become problems.
+def parse_schema(text: str, source: str, folder: Path | None, problems: Problems) -> SchemaTree | None:
+    """Parse a schema; return None if it has no root element. Errors become problems.
 
     Args:
         text: The document.
         source: Name of the document in source positions.
         folder: Directory of the files of `src`; None: `src` is not allowed.
         problems: Collects problems.
-        roots: Root elements that are allowed.
-        around: See `read_xml`.
     """
-    root, whole = read_xml(text, source, problems, around=around)
+    root, whole = _read_root("schema", text, source, problems)
     if root is None:
         return None
-    if root.tag not in roots:
-        expected = " or ".join(f"<{tag}>" for tag in roots)
-        problems.add(root.place, f"the document is a <{root.tag}>", expected)
-        return None
-    if root.tag == "prompt":
-        return _PromptParser(problems, at_start=False).prompt(root)
     tree = _SchemaParser(folder, problems).schema(root)
     check_schema(tree, problems, whole=whole)
     return tree
+
+
+def parse_prompt(text: str, source: str, problems: Problems, schema: str) -> PromptTree | None:
+    """Parse a prompt of a schema, given as a `<prompt>` element or the content of one; see `parse_schema`."""
+    around = ("", "") if _WHOLE.match(text) else (f"<prompt schema={quoteattr(schema)}>", "</prompt>")
+    root, _ = _read_root("prompt", text, source, problems, around)
+    return None if root is None else _PromptParser(problems, at_start=False).prompt(root)
+
+
+def _read_root(
+    tag: str, text: str, source: str, problems: Problems, around: tuple[str, str] = ("", "")
+) -> tuple[RawElement | None, bool]:
+    """Read a document as `read_xml` does; a root element with another tag is a problem."""
+    root, whole = read_xml(text, source, problems, around=around)
+    if root is not None and root.tag != tag:
+        problems.add(root.place, f"the document is a <{root.tag}>", f"<{tag}>")
+        root = None
+    return root, whole
 
 
 class _Reader:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from conftest import MakeEngine
 
 from choreo_agents import Engine, Memory, MessageHandle, Sampling
 from choreo_agents.errors import ChoreoError, EngineClosedError, HandleError
-from choreo_agents.kv.store import KVStore
 from choreo_agents.models import LoadedModel
 
 TOKEN = 2 * 3 * 2 * 16 * 4
@@ -32,8 +32,8 @@ def test_attack_messages_leave_while_the_disk_is_closed(
     engine.kv.offload()
     while engine.kv.tiers(made).count("disk") < len(made):
         time.sleep(0.005)
-    drop = KVStore.drop
-    monkeypatch.setattr(KVStore, "drop", lambda *a: (time.sleep(0.002), drop(*a))[1])
+    shutdown = ThreadPoolExecutor.shutdown
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", lambda *a, **b: (time.sleep(0.05), shutdown(*a, **b))[1])
     errors: list[BaseException] = []
 
     def close() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from conftest import MakeEngine
 
-from choreo_agents import Decode, Engine, Prefill, Sampling
+from choreo_agents import Decode, Engine, Sampling
 from choreo_agents.errors import ChoreoError
 
 TEXT = list(range(20, 53))
@@ -23,11 +23,11 @@ SHORT = Sampling(max_tokens=4, stop_tokens=())
 LONG = Sampling(max_tokens=200, stop_tokens=())
 SUMS = ("tokens_encoded", "tokens_reused", "tokens_recomputed", "tokens_mapped", "kv_bytes_read", "kv_bytes_unshared")
 SUMS += ("finished", "cancelled", "failed", "unfinished", "messages", "leases", "kv_bytes", "host_bytes", "disk_bytes")
-SUMS += ("evicted", "restored_from_host", "restored_from_disk", "lost", "recomputed", "adopted", "rows")
+SUMS += ("evicted", "restored_from_host", "restored_from_disk", "lost", "recomputed", "rows")
 
 
 def work(engine: Engine, seed: int = 1, *, kv_is_here: bool = True) -> None:
-    """Of all kinds that are counted; KV is read and adopted only where it is in this process."""
+    """Of all kinds that are counted; KV is read only where it is in this process."""
     choreo = engine.method == "choreo"
     root = engine.prefill(TEXT[seed:], author="ann")
     engine.prefill(TEXT[seed:])
@@ -39,11 +39,8 @@ def work(engine: Engine, seed: int = 1, *, kv_is_here: bool = True) -> None:
     written(engine)  # else it is the disk's speed that says whether it comes back from there, or from the host still
     if choreo and kv_is_here:
         engine.kv.pin(root)
-        kv = engine.kv.read(root)
+        engine.kv.read(root)
         engine.kv.unpin(root)
-        engine.kv.import_kv(
-            Prefill([*TEXT[seed:]][:30], position=seed), type(kv)(kv.keys[:, :, :30], kv.values[:, :, :30])
-        )
     engine.release(engine.decode([7], [root], sampling=SHORT))
 
 

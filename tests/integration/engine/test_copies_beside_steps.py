@@ -12,7 +12,6 @@ from conftest import MakeEngine
 from torch import Tensor
 
 from choreo_agents import Engine, MessageHandle, Sampling
-from choreo_agents.engine import Prefill
 from choreo_agents.engine.adapters import Loaded
 from choreo_agents.errors import CapacityError, ChoreoError, EngineFailedError
 from choreo_agents.kv import copying
@@ -141,20 +140,6 @@ def test_mapped_copies_wait_for_what_they_are_made_of(
     monkeypatch.setattr(KVPool, "fill", slow_fill)
     [copy] = engine.branches.map([one])
     assert torch.equal(engine.kv.read(copy).keys, wanted.keys)
-
-
-def test_what_is_adopted_is_there_when_adopt_returns(make_engine: MakeEngine, logits_by_seed: Logits) -> None:
-    """Whoever gives it may use its tensors for something else."""
-    first, second = make_engine(), make_engine()
-    seen = messages(first)
-    answer(first, seen, 1)
-    host_kvs = [first.kv.read(handle) for handle in seen]
-    calls = [Prefill(list(first.tokens(handle))) for handle in seen]
-    adopted = [second.kv.import_kv(call, host_kv) for call, host_kv in zip(calls, host_kvs, strict=True)]
-    for host_kv in host_kvs:
-        host_kv.keys.zero_()
-    answer(second, adopted, 2)
-    require_same_bits(logits_by_seed[1], logits_by_seed[2])
 
 
 def test_what_leaves_again_while_it_arrives_is_whole(make_engine: MakeEngine, logits_by_seed: Logits) -> None:

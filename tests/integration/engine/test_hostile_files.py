@@ -13,11 +13,11 @@ import pytest
 from langchain_core.messages import AIMessage
 from safetensors import SafetensorError
 
-from choreo_agents import Engine
+from choreo_agents import Engine, Memory
 from choreo_agents.chat.turns import tool_calls_of
 from choreo_agents.engine.recording.format import read_recording
 from choreo_agents.errors import ChoreoError, PMLError
-from choreo_agents.kv.store import files
+from choreo_agents.kv.store import store
 from choreo_agents.models.checking import needs
 from choreo_agents.pml import Schema, SchemaLibrary
 from choreo_agents.training.journal import Journal, read_journal
@@ -112,13 +112,14 @@ def test_markup_of_another_kind_is_told_line_by_line(text: str) -> None:
 
 def test_a_full_disk_loses_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     schema = Schema.from_text("<schema name='s'><module name='a'>The record says nine.</module></schema>")
-    with Engine.load("embedded", salt="s") as engine, SchemaLibrary(engine, tmp_path) as library:
+    memory = Memory(persist_dir=tmp_path)
+    with Engine.load("embedded", memory=memory, salt="s") as engine, SchemaLibrary(engine) as library:
         with monkeypatch.context() as full:
 
             def no_room(*_: object, **__: object) -> None:
                 raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-            full.setattr(files, "save_file", no_room)
+            full.setattr(store, "save_file", no_room)
             with pytest.raises(OSError, match=r"cannot be written.*No space left"):
                 library.register(schema, encode="eager")
             assert library.schemas == ("s",) and {each.place for each in library.modules("s")} <= {"device", "nowhere"}

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from choreo_agents import END, START, Agent, ChoreoGraph, Decode, Engine, MessageHandle, Sampling
 from choreo_agents.engine import Prefill
+from choreo_agents.engine.kv_packets import export_kv, import_kv
 from choreo_agents.errors import CapacityError, EngineFailedError, RequestTimeoutError
 from choreo_agents.models import LoadedModel
 from choreo_agents.pml import Schema, SchemaLibrary
@@ -159,17 +160,17 @@ def test_what_has_come_back_meanwhile_is_read_where_it_is(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, logits_by_seed: Logits
 ) -> None:
     """Its reader waits for an encoding that is half done, when somebody brings the same message."""
-    whole, engine = make_engine(), make_engine(max_batched_tokens=4, host_bytes=1 << 30)
+    whole, engine = make_engine(salt="s"), make_engine(salt="s", max_batched_tokens=4, host_bytes=1 << 30)
     seen = whole.prefill(words(1, 60))
     answer(whole, [seen], 1)
-    host_kv = whole.kv.read(seen)
+    packets = export_kv(whole._tenant, [seen.id])
     [lazy] = engine.prefill([Prefill(words(1, 60), lazy=True)])
     account, steps = EngineLoop._account, itertools.count(1)
 
     def accounted(loop: EngineLoop, *rest: Any) -> None:
         account(loop, *rest)
         if next(steps) == 3:
-            engine.kv.import_kv(Prefill(words(1, 60)), host_kv)
+            assert import_kv(engine._tenant, packets) == {}
             engine.kv.offload([lazy])
 
     monkeypatch.setattr(EngineLoop, "_account", accounted)
@@ -282,6 +283,7 @@ def test_all_that_a_prompt_adds_to_its_modules_is_one_step(make_engine: MakeEngi
         prompt = schema.prompt("<prompt schema='s'><a where='Rome' when='Monday'/><user>Why?</user></prompt>")
         before = engine.stats().steps
         with library.assemble(prompt) as view:
+            engine.kv.prefetch(view.handles)
             assert engine.stats().steps - before == 3, "two arguments and a turn, each after the one before"
             wanted = engine.decode(
                 "x", view.handles, view.offsets, view.end, sampling=Sampling(forced_token_ids=(5,), seed=1)

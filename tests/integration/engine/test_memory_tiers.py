@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import threading
 import time
@@ -17,7 +18,7 @@ from conftest import MakeEngine
 from choreo_agents import Decode, Engine, MessageHandle, Sampling
 from choreo_agents.errors import CapacityError, EngineFailedError, InvalidRequestError, RequestTimeoutError
 from choreo_agents.kv import entry_files
-from choreo_agents.kv.store import KVStore
+from choreo_agents.kv.store.spill import SpillFile
 
 TOKEN = 2 * 3 * 2 * 16 * 4
 """Bytes of keys and values of one token of the tiny model."""
@@ -146,33 +147,31 @@ def test_a_parked_scope_gives_the_pool_back_and_goes_on_as_if_nothing_had_happen
     assert engine.stats().host_bytes == engine.stats().disk_bytes == 0
 
 
-def test_files_are_removed_when_their_messages_are_released(make_engine: MakeEngine, tmp_path: Path) -> None:
+def test_space_is_freed_when_its_messages_are_released(make_engine: MakeEngine, tmp_path: Path) -> None:
     engine = make_engine(disk=tmp_path)
     made = [engine.prefill(tokens(seed, 20)) for seed in range(3)]
     engine.kv.offload()
-    wait_until(lambda: len(list(tmp_path.rglob("*.safetensors"))) == 3)
-    assert {path.stem for path in tmp_path.rglob("*.safetensors")} == {handle.id for handle in made}
+    wait_until(lambda: engine.stats().disk_bytes == 3 * 20 * TOKEN)
     for handle in made:
         engine.release(handle)
-    wait_until(lambda: not list(tmp_path.rglob("*.safetensors")))
+    space = spill_of(engine).space
+    assert engine.stats().disk_bytes == 0 and space.free_blocks == space.blocks
 
 
-@pytest.mark.parametrize("harm", ["missing", "damaged", "another's"])
-def test_a_file_that_cannot_be_read_is_computed_again(
-    make_engine: MakeEngine, tmp_path: Path, logits_by_seed: dict[int, list[torch.Tensor]], harm: str
+def spill_of(engine: Engine) -> SpillFile:
+    assert engine._core._disk.spill is not None
+    return engine._core._disk.spill
+
+
+def test_what_cannot_be_read_from_disk_is_computed_again(
+    make_engine: MakeEngine, tmp_path: Path, logits_by_seed: dict[int, list[torch.Tensor]]
 ) -> None:
     engine = make_engine(disk=tmp_path)
     one, other = engine.prefill(tokens(1, 20)), engine.prefill(tokens(2, 20))
     probe(engine, [one, other], 930)
-    engine.kv.offload()
+    engine.kv.offload([one, other])
     wait_until(lambda: engine.stats().host_bytes == 0)
-    files = {path.stem: path for path in tmp_path.rglob("*.safetensors")}
-    if harm == "missing":
-        files[one.id].unlink()
-    elif harm == "damaged":
-        files[one.id].write_bytes(files[one.id].read_bytes()[:200])
-    else:
-        files[one.id].write_bytes(files[other.id].read_bytes())
+    spill_of(engine).file.truncate(30 * TOKEN)
     probe(engine, [one, other], 931)
     require_close(logits_by_seed[930], logits_by_seed[931])
     assert engine.stats().recomputed == 1 and engine.stats().restored_from_disk == 1
@@ -274,7 +273,6 @@ def test_a_file_of_the_same_message_at_another_place_is_not_taken_for_it(
     for each in (neighbour, engine):
         each.kv.offload()
         wait_until(lambda each=each: each.stats().host_bytes == 0)
-    assert len(list(tmp_path.rglob("*.safetensors"))) == 2
     for seed, each in enumerate((engine, plain)):
         sampling = Sampling(forced_token_ids=(5, 6, 7), seed=seed)
         each.decode([7], [each.prefill(text, position=100)], [0], 40, sampling=sampling)
@@ -282,16 +280,17 @@ def test_a_file_of_the_same_message_at_another_place_is_not_taken_for_it(
     assert (torch.stack(logits_by_seed[0]) - torch.stack(logits_by_seed[1])).abs().max() <= 1e-4
 
 
-def test_closing_removes_the_engines_own_files_and_no_others(make_engine: MakeEngine, tmp_path: Path) -> None:
+def test_closing_ends_the_engines_own_file_and_no_other(make_engine: MakeEngine, tmp_path: Path) -> None:
     mine, other = make_engine(disk=tmp_path), make_engine(disk=tmp_path)
-    mine.prefill(tokens(1, 20)), other.prefill(tokens(2, 20))
+    made = mine.prefill(tokens(1, 20)), other.prefill(tokens(2, 20))
     for engine in (mine, other):
         engine.kv.offload()
         wait_until(lambda engine=engine: engine.stats().host_bytes == 0)
+    before = spill_of(mine).file
     mine.admin.restart()
-    assert len(list(tmp_path.rglob("*.safetensors"))) == 1
+    assert before.closed and mine.kv.tiers(made[:1]) == ["lineage"] and other.kv.tiers(made[1:]) == ["disk"]
     other.close()
-    assert not list(tmp_path.rglob("*.safetensors"))
+    assert spill_of(other).file.closed and not list(tmp_path.iterdir())
 
 
 def test_waiting_for_a_slow_disk_does_not_stop_the_engine(
@@ -304,8 +303,8 @@ def test_waiting_for_a_slow_disk_does_not_stop_the_engine(
     engine.kv.offload()
     wait_until(lambda: engine.stats().host_bytes == 0)
     slow = threading.Event()
-    get = KVStore.load
-    monkeypatch.setattr(KVStore, "load", lambda *a: (slow.wait(0.2) and None) or get(*a))
+    get = SpillFile.read
+    monkeypatch.setattr(SpillFile, "read", lambda *a: (slow.wait(0.2) and None) or get(*a))
     others = [engine.prefill(tokens(seed, 30)) for seed in range(2, 6)]
     answers: list[MessageHandle] = []
     reader = threading.Thread(target=lambda: answers.append(engine.decode([7], [first], sampling=forced(9))))
@@ -346,8 +345,8 @@ def test_what_was_read_from_disk_for_nobody_is_not_kept(
     made = [engine.prefill(tokens(seed, 30)) for seed in range(4)]
     engine.kv.offload()
     wait_until(lambda: engine.stats().host_bytes == 0)
-    get = KVStore.load
-    monkeypatch.setattr(KVStore, "load", lambda *a: (time.sleep(0.1), get(*a))[1])
+    get = SpillFile.read
+    monkeypatch.setattr(SpillFile, "read", lambda *a: (time.sleep(0.1), get(*a))[1])
     for handle in made:
         with pytest.raises(RequestTimeoutError):
             engine.decode([7], [handle], sampling=forced(1), timeout_s=0.02)
@@ -386,6 +385,7 @@ def test_memory_counts_what_the_disk_really_holds(make_engine: MakeEngine, tmp_p
     made = [engine.prefill(tokens(seed, 40)) for seed in range(8)]
     engine.kv.offload()
     wait_until(lambda: engine.stats().host_bytes == 0)
-    files = len(list(tmp_path.rglob("*.safetensors")))
-    assert engine.stats().disk_bytes == files * 40 * TOKEN <= 100 * TOKEN and files == 2
+    assert engine.stats().disk_bytes == 2 * 40 * TOKEN and spill_of(engine).space.free_blocks == 20
+    assert os.fstat(spill_of(engine).file.fileno()).st_size <= 100 * TOKEN
+    assert engine.kv.tiers(made) == ["lineage"] * 6 + ["disk"] * 2
     assert engine.stats().lost == 6 and len(made) == 8

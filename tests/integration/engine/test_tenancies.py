@@ -262,7 +262,7 @@ def test_only_handles_are_named_and_parked(make_engine: MakeEngine) -> None:
     engine = make_engine()
     root = engine.prefill(TEXT)
     call = Prefill([5, 6], [root], [3])
-    assert engine.kv.key(call).handle == engine.prefill([call])[0] and engine.kv.key(root).handle == root
+    assert engine.kv.key(call).id == engine.prefill([call])[0].id and engine.kv.key(root).id == root.id
     assert engine.kv.key(call).parents == ((root.id, 3 - 43),)
     for wrong in ([5], "abc", None):
         with pytest.raises(InvalidRequestError):

@@ -29,7 +29,7 @@ from choreo_agents.errors import (
     RequestTimeoutError,
     UnknownHandleError,
 )
-from choreo_agents.kv.store import KVStore
+from choreo_agents.kv.store.spill import SpillFile
 from choreo_agents.models import LoadedModel
 from choreo_agents.tracing import Event, EventList, FirstToken, RequestFinished
 
@@ -510,7 +510,7 @@ def test_a_timeout_is_kept_while_only_the_disk_is_awaited(
     engine.kv.offload()
     while engine.stats().host_bytes:
         time.sleep(0.001)
-    get = KVStore.load
+    get = SpillFile.read
     may_answer, answered = threading.Event(), threading.Event()
 
     def late(*told: Any) -> Any:
@@ -518,7 +518,7 @@ def test_a_timeout_is_kept_while_only_the_disk_is_awaited(
         answered.set()
         return get(*told)
 
-    monkeypatch.setattr(KVStore, "load", late)
+    monkeypatch.setattr(SpillFile, "read", late)
     with pytest.raises(RequestTimeoutError):
         engine.decode([7], [root], sampling=SHORT, timeout_s=0.05)
     assert not answered.is_set(), "it is told while the disk is still awaited"

@@ -239,7 +239,9 @@ def test_many_agents_at_once_encode_each_module_once(engine: Engine) -> None:
     app = graph.compile(engine=engine)
     state = asyncio.run(app.ainvoke(QUESTION))
     said = sum(engine.usage(handle_of(state, name)).tokens_encoded for name in names)
-    assert engine.stats().tokens_encoded == said + module_tokens(engine)
+    texts = sum(len(engine.model.encode(text)) for text in (engine.chat.root("Root.").text, _asked(engine)))
+    answers = sum(handle_of(state, name).length for name in names)
+    assert engine.stats().tokens_encoded == said == module_tokens(engine) + texts + answers
 
 
 def test_a_lease_that_is_cancelled_is_given_back(engine: Engine) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MakeEngine
+from conftest import HoldSteps, MakeEngine
 from support.stepping import until
 from support.tiny import save_tiny_llama
 
 from choreo_agents import Engine, MessageHandle, Sampling, Schema, SchemaLibrary, StreamedToken
-from choreo_agents.errors import InvalidRequestError, PMLError
+from choreo_agents.errors import EngineClosedError, InvalidRequestError, PMLError
 from choreo_agents.kv.tiers import HostKV
 from choreo_agents.models import load_model
 from choreo_agents.pml import library as library_module
@@ -52,8 +52,8 @@ def make_library(make_engine: MakeEngine) -> Iterator[MakeLibrary]:
         def make(
             folder: Path | None = None, *, known: Schema | None = None, **options: Any
         ) -> tuple[Engine, SchemaLibrary]:
-            engine = make_engine(**({"salt": "s"} | options))
-            library = SchemaLibrary(engine, folder)
+            engine = make_engine(**({"salt": "s", "persist_dir": folder} | options))
+            library = SchemaLibrary(engine)
             stack.callback(library.close)
             library.register(known or schema())
             return engine, library
@@ -84,12 +84,16 @@ def files(folder: Path, suffix: str = ".safetensors") -> list[Path]:
 def test_a_prompt_encodes_only_what_is_new(make_library: MakeLibrary) -> None:
     engine, library = make_library()
     with library.assemble(library.prompt("trip", TRIP)) as view:
-        assert engine.stats().tokens_encoded == view.fresh_tokens + view.cached_tokens + 4, "the placeholders, too"
+        assert engine.stats().tokens_encoded == 0, "not before it is read"
+        engine.release(engine.prefill([9], view.handles, view.offsets, view.end))
+        assert engine.stats().tokens_encoded == view.fresh_tokens + view.cached_tokens + 4 + 1, "the placeholders, too"
         before = engine.stats().tokens_encoded
         with library.assemble(library.prompt("trip", TRIP.replace("3", "2"))) as other:
-            assert engine.stats().tokens_encoded - before == other.fresh_tokens < other.cached_tokens
+            engine.release(engine.prefill([9], other.handles, other.offsets, other.end))
+            assert engine.stats().tokens_encoded - before - 1 == other.fresh_tokens < other.cached_tokens
     leases = engine.stats().leases
-    assert leases == len([m for m in library.modules("trip") if m.place == "device"]), "the library's alone"
+    others = {("plan", "paris"), ("secret",)}
+    assert leases == len([m for m in library.modules("trip") if m.module not in others]), "the library's alone"
 
 
 def test_no_text_of_a_prompt_is_dropped(make_library: MakeLibrary) -> None:
@@ -163,8 +167,6 @@ def test_bad_prompts_cost_nothing(make_library: MakeLibrary) -> None:
         library.assemble(schema(hotel="badly").prompt("<hotel/>"))
     with pytest.raises(InvalidRequestError, match="no module 'plan/rome'"):
         library.load("trip", ["plan/rome"])
-    with pytest.raises(InvalidRequestError, match="disk_bytes"):
-        SchemaLibrary(engine, disk_bytes=-1)
     long = Schema.from_text(f"<schema name='long'>{'Much. ' * 400}</schema>")
     with pytest.raises(PMLError, match="1024"):
         library.register(long)
@@ -237,6 +239,7 @@ def test_batched_prompts_share_modules_physically(make_library: MakeLibrary) -> 
         library.prompt("trip", f"<plan days='{n}'><miami/></plan><hotel/><user>Day {n}?</user>") for n in range(2, 9)
     ]
     views = [library.assemble(prompt) for prompt in prompts]
+    engine.kv.prefetch([handle for view in views for handle in view.handles])
     shared = set(views[0].handles).intersection(*(view.handles for view in views[1:]))
     assert sum(handle.length for handle in shared) == views[0].cached_tokens
     held = {handle for view in views for handle in view.handles}
@@ -259,6 +262,7 @@ def test_pinned_schemas_stay_on_the_device(make_library: MakeLibrary, tmp_path: 
     library.evict("trip")
     answer(library, TRIP, 1)
     assert {module.place for module in library.modules("trip")} == {"device"}
+    engine.kv.flush()
     library.unpin("trip")
     library.evict("trip")
     assert {module.place for module in library.modules("trip")} == {"disk"}
@@ -297,7 +301,7 @@ def test_files_answer_as_what_was_encoded(
     for seed in (1, 2):
         engine, library = make_library(tmp_path)
         answer(library, TRIP, seed)
-        library.flush()
+        engine.kv.flush()
     encoded = engine.stats().tokens_encoded
     with library.assemble(library.prompt("trip", TRIP)) as view:
         assert encoded == view.fresh_tokens + 6, "a header, four forced tokens and the end of the turn"
@@ -313,38 +317,40 @@ def test_no_file_is_trusted(
     logits_by_seed: dict[int, list[torch.Tensor]],
     by: str,
 ) -> None:
-    folder, elsewhere = tmp_path / "here", tmp_path / "there"
-    engine, library = make_library(folder)
+    engine, library = make_library(tmp_path)
     answer(library, TRIP, 1)
-    library.flush()
-    names = files(folder)
+    engine.kv.flush()
+    names = files(tmp_path)
     if by == "truncation":
         for path in names:
             path.write_bytes(path.read_bytes()[:-9])
     else:
         other = (
-            make_engine(load_model(save_tiny_llama(tmp_path_factory.mktemp("twin"), seed=9)), salt="s")
+            make_engine(
+                load_model(save_tiny_llama(tmp_path_factory.mktemp("twin"), seed=9)), salt="s", persist_dir=tmp_path
+            )
             if by == "another model"
             else engine.tenant("somebody else")
         )
-        with SchemaLibrary(other, elsewhere) as theirs:
+        with SchemaLibrary(other) as theirs:
             theirs.register(schema(), encode="eager")
-        foreign = files(elsewhere)
+        foreign = [path for path in files(tmp_path) if path not in names]
         assert {path.name for path in foreign}.isdisjoint(path.name for path in names)
         for path, strange in zip(names, foreign, strict=False):
             path.write_bytes(strange.read_bytes())
-    again, other_library = make_library(folder)
+    again, other_library = make_library(tmp_path)
     answer(other_library, TRIP, 2)
-    other_library.flush()
-    assert again.stats().adopted == 0
-    assert len(files(folder, ".broken")) == len(names) and files(folder) == names
+    again.kv.flush()
+    assert again.stats().restored_from_disk == 0
+    mine = [path for path in files(tmp_path) if path.parent == names[0].parent]
+    assert len(files(tmp_path, ".broken")) == len(names) and mine == names
     assert all(torch.equal(a, b) for a, b in zip(logits_by_seed[1], logits_by_seed[2], strict=True))
 
 
 def test_a_twin_that_reencodes_text_writes_nothing(make_library: MakeLibrary, tmp_path: Path) -> None:
-    _, library = make_library(tmp_path, method="baseline")
+    engine, library = make_library(tmp_path, method="baseline")
     answer(library, TRIP, 1)
-    library.flush()
+    engine.kv.flush()
     assert files(tmp_path) == []
 
 
@@ -352,10 +358,26 @@ def test_tenants_share_a_folder_but_no_file(make_library: MakeLibrary, tmp_path:
     engine, library = make_library(tmp_path)
     library.register(schema(), encode="eager")
     mine = files(tmp_path)
-    with SchemaLibrary(engine.tenant("other"), tmp_path) as other:
+    encoded = engine.stats().tokens_encoded
+    with SchemaLibrary(engine.tenant("other")) as other:
         other.register(schema(), encode="eager")
-    assert engine.admin.stats().adopted == 0 and len(files(tmp_path)) == 2 * len(mine)
+        assert engine.admin.stats().tokens_encoded == 2 * encoded
+        answer(other, TRIP, 1)
+    assert engine.admin.stats().restored_from_disk == 0 and len(files(tmp_path)) == 2 * len(mine)
     assert len({path.parent for path in files(tmp_path)}) == 2
+
+
+def test_an_answer_whose_modules_cannot_be_written_is_given(
+    make_library: MakeLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, library = make_library(tmp_path)
+
+    def refused(handles: Any) -> None:
+        raise EngineClosedError("injected")
+
+    monkeypatch.setattr(engine.kv, "persist", refused)
+    assert engine.tokens(answer(library, TRIP, 1))[-5:-1] == [5, 6, 7, 8]
+    assert isinstance([*library.stream(library.prompt("trip", TRIP), Sampling(max_tokens=2))][-1], MessageHandle)
 
 
 def test_a_replaced_schema_leaves_nothing_behind(make_library: MakeLibrary) -> None:
@@ -370,7 +392,49 @@ def test_a_replaced_schema_leaves_nothing_behind(make_library: MakeLibrary) -> N
     assert engine.stats().messages == engine.stats().kv_bytes == 0 and library.schemas == ()
 
 
+def test_what_is_registered_while_its_name_is_forgotten_is_not_leaked(
+    make_library: MakeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, library = make_library()
+    find = SchemaLibrary._find
+
+    def racing(*args: Any, **options: Any) -> Any:
+        found = find(*args, **options)
+        library.register(schema(paris="Prague"), encode="eager")
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SchemaLibrary, "_find", racing)
+        library.forget("trip")
+    library.close()
+    assert engine.stats().leases == engine.stats().messages == 0
+
+
 # --- async and streaming ---
+
+
+async def test_cancelling_one_of_two_who_share_an_unencoded_module(
+    make_library: MakeLibrary, hold_steps: HoldSteps
+) -> None:
+    engine, library = make_library()
+    prompts = [library.prompt("trip", TRIP), library.prompt("trip", TRIP.replace("3", "2"))]
+    views = [library.assemble(prompt) for prompt in prompts]
+    steps = hold_steps(engine)
+    sampling = Sampling(forced_token_ids=(5, 6) * 50)
+    calls = [asyncio.create_task(engine.adecode([view.call(sampling)])) for view in views]
+    await asyncio.sleep(0)
+    await steps.amake(0)
+    calls[0].cancel()
+    await asyncio.gather(calls[0], return_exceptions=True)
+    steps.go_on()
+    [said] = await calls[1]
+    assert calls[0].cancelled() and engine.tokens(said)[-101:-1] == [5, 6] * 50
+    for view in views:
+        view.release()
+    engine.release(said)
+    await until(lambda: engine.stats().leases == engine.stats().messages == 6)
+    library.close()
+    assert engine.stats().leases == engine.stats().messages == 0
 
 
 async def test_views_are_answered_as_prompts_are(make_library: MakeLibrary) -> None:

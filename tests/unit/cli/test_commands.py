@@ -120,7 +120,7 @@ def test_other_distributions_add_commands_groups_and_members_of_groups(words: tu
 def test_what_is_added_stands_behind_ours_and_replaces_none_of_it() -> None:
     assert listed() == [*OURS, "bench", "eval", "gone", "greet", "many", "odd", "plain", "serve", "train", "zz"]
     assert listed("pml") == ["check", "layout", "run", "greet", "memory"]
-    assert "debate" in said("run", "--help") and "FILE..." in said("pml", "check", "--help")
+    assert "debate" in said("run", "--help") and "[PROMPT]..." in said("pml", "check", "--help")
 
 
 @pytest.mark.usefixtures("greeter")

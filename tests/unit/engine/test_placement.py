@@ -2,7 +2,7 @@
 
 import pytest
 
-from choreo_agents.engine.messages.message import Placement, place
+from choreo_agents.engine.messages.message import Lineage, Placement, place
 from choreo_agents.errors import InvalidRequestError
 
 
@@ -50,3 +50,8 @@ def test_the_end_is_what_nothing_reaches_even_if_a_parent_reaches_furthest() -> 
 def test_the_end_needs_a_length_for_each_parent() -> None:
     with pytest.raises(ValueError, match="shorter"):
         Placement((0, 3), 7).end([3], 2)
+
+
+def test_a_message_and_what_it_has_seen_move_together() -> None:
+    moved = Lineage((5,), (), Placement((3, 40), 50)).at(70)
+    assert moved.placement == Placement((23, 60), 70) and moved.placement.relative() == (-47, -10)

@@ -158,11 +158,13 @@ class PromptTimer:
     def __init__(self, model: LoadedModel, schema: Schema, prompt: Prompt) -> None:
         self.prompt = prompt
         budget = room_for(model, compile_schema(schema, model), prompt)
-        memory = Memory(kv_budget_bytes=budget, host_bytes=budget)
-        self.engine = Engine.load(model, memory=memory, salt=secrets.token_hex())
         self._folder = TemporaryDirectory()
-        self.library = SchemaLibrary(self.engine, self._folder.name)
-        self.library.register(schema, encode="eager")
+        filed = Memory(kv_budget_bytes=budget, persist_dir=Path(self._folder.name))
+        self.engine = Engine.load(model, memory=Memory(kv_budget_bytes=budget, host_bytes=budget))
+        self.library = SchemaLibrary(self.engine)
+        self.filed = SchemaLibrary(Engine.load(model, memory=filed, salt=secrets.token_hex()))
+        for library in (self.library, self.filed):
+            library.register(schema, encode="eager")
         self._twin = Engine.load(model, method="naive", memory=Memory(kv_budget_bytes=budget))
         self._header = len(model.encode(self.engine.chat.header(None)))
 
@@ -190,11 +192,9 @@ class PromptTimer:
     def _copied(self) -> float:
         """Seconds that all that the prompt imports takes from host memory to the device, with nothing beside it."""
         with self.library.assemble(self.prompt) as view:
-            cached = {piece.start for piece in self._assembly.cached}
-            handles = [handle for offset, handle in view.placed if offset in cached]
             self.engine.kv.offload()
             started = time.perf_counter()
-            self.engine.kv.prefetch(handles)
+            self.engine.kv.prefetch(view.modules)
             return time.perf_counter() - started
 
     @cached_property
@@ -202,15 +202,13 @@ class PromptTimer:
         return compile_prompt(self.library.compiled(self.prompt.schema.name), self.prompt, self.engine.model)
 
     def _cached(self, source: Way) -> float:
-        name = self.prompt.schema.name
-        self.library.load(name)
-        if source == "host":
-            self.engine.kv.offload()
-        elif source == "disk":
-            self.library.evict(name)
-        with self.engine.scope():
+        library = self.filed if source == "disk" else self.library
+        library.load(self.prompt.schema.name)
+        if source != "device":
+            library.engine.kv.offload()
+        with library.engine.scope():
             started = time.perf_counter()
-            return _first(self.library.stream(self.prompt, _ONE)) - started
+            return _first(library.stream(self.prompt, _ONE)) - started
 
     def _text(self) -> float:
         engine, tokens = self._twin, self.tokens
@@ -221,8 +219,9 @@ class PromptTimer:
 
     def close(self) -> None:
         """End the engines, and remove the folder."""
-        self.library.close()
-        self.engine.close()
+        for library in (self.library, self.filed):
+            library.close()
+            library.engine.close()
         self._twin.close()
         self._folder.cleanup()
 

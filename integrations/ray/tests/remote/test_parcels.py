@@ -202,7 +202,7 @@ def test_what_nobody_leases_is_packed_if_a_file_has_it(make_engine: MakeEngine, 
     assert message.entry is None
     [parcel] = export_kv(here._tenant, [root.id])
     key, seal = message.kv_key(), here._tenant.message_ids.seal
-    found, at = opened(parsed(parcel.data), key, here._core.pool.geometry, seal)
+    found, at = opened(parsed(parcel.data), key.written(), key.length, here._core.pool.geometry, seal)
     assert same(found, bits) and at == 0 and message.entry is None
     here.kv.unpersist([root])
     assert export_kv(here._tenant, [root.id]) == [] and here.stats().recomputed == 0

@@ -28,7 +28,7 @@ from remote_support.parcels import (
     words,
 )
 
-from choreo_agents import Decode, Engine, MessageHandle, Prefill, Sampling
+from choreo_agents import Decode, Engine, MessageHandle, Sampling
 from choreo_agents.engine import kv_packets as parcels_module
 from choreo_agents.engine import persistent_kv as kept_module
 from choreo_agents.engine.kv_packets import export_kv, import_kv
@@ -148,7 +148,7 @@ def test_who_reads_it_meanwhile_has_it_computed_and_that_serves(
     assert there.kv.tiers([made]) == ["device"]
 
 
-@pytest.mark.parametrize("copied", ["packed", "unpacked", "read", "adopted", "kept"])
+@pytest.mark.parametrize("copied", ["packed", "unpacked", "read", "kept"])
 def test_who_finds_no_room_for_a_copy_beside_steps_waits_for_its_end(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, copied: str
 ) -> None:
@@ -159,17 +159,16 @@ def test_who_finds_no_room_for_a_copy_beside_steps_waits_for_its_end(
         assert engine.prefill(words(1, 64)) == made
     else:
         known_by(engine, other, [made])
-    parcels, kv = export_kv(other._tenant, [made.id]), other.kv.read(made)
+    parcels = export_kv(other._tenant, [made.id])
     acts: dict[str, Callable[[], Any]] = {
         "packed": lambda: export_kv(engine._tenant, [made.id]),
         "unpacked": lambda: import_kv(engine._tenant, parcels),
         "read": lambda: engine.kv.read(made),
-        "adopted": lambda: engine.kv.import_kv(Prefill(words(1, 64)), kv),
         "kept": lambda: (engine.kv.persist([made]), engine.kv.flush()),
     }
     with monkeypatch.context() as patch:
         patch.setattr(loop_module, "DISK_PATIENCE_S", 10 * SOON_S)
-        gate = Gate(patch, KVPool, "write" if copied in ("unpacked", "adopted") else "read")
+        gate = Gate(patch, KVPool, "write" if copied == "unpacked" else "read")
         copying, done = beside(acts[copied])
         assert gate.inside.wait(SOON_S)
         calling, came = beside(lambda: engine.prefill(words(5, 64)))

@@ -54,7 +54,9 @@ def holding(engine: Engine, parcel: KVPacket) -> HostKV:
     """What a parcel of an engine's holds."""
     [handle] = [each.handle for each in engine._core.table.messages() if each.handle.id == parcel.id]
     key = engine.kv.key(handle)
-    return opened(parsed(parcel.data), key, engine._core.pool.geometry, engine._tenant.message_ids.seal)[0]
+    return opened(
+        parsed(parcel.data), key.written(), key.length, engine._core.pool.geometry, engine._tenant.message_ids.seal
+    )[0]
 
 
 def parcel_of(key: KVKey, kv: HostKV, seal: bytes) -> KVPacket:

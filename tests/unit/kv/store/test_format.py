@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -12,13 +10,12 @@ from choreo_agents.kv.store.format import (
     UnusableFileError,
     Written,
     in_bytes,
-    kv_bytes,
     most_bytes,
     opened,
     parsed,
     sealed,
 )
-from choreo_agents.kv.store.key import FileKey, KVKey, TierKey
+from choreo_agents.kv.store.key import KVKey
 from choreo_agents.kv.tiers import HostKV
 
 TOKENS = 5
@@ -33,14 +30,13 @@ def kv(dtype: torch.dtype = torch.float32) -> tuple[KVGeometry, HostKV]:
     return KVGeometry(2, 1, 8, dtype), HostKV(keys, values)
 
 
-@pytest.mark.parametrize("named", [KEY, TierKey(KEY.id, TOKENS, 12)], ids=["full", "tier"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_what_was_sealed_is_opened_bit_by_bit(named: FileKey, dtype: torch.dtype) -> None:
+def test_what_was_sealed_is_opened_bit_by_bit(dtype: torch.dtype) -> None:
     geometry, held = kv(dtype)
-    data = in_bytes(sealed(named, held, SEAL))
-    assert kv_bytes(named, geometry) == held.nbytes < len(data) < most_bytes(named, geometry)
-    found, at = opened(parsed(data), named, geometry, SEAL)
-    assert at == 12 and found.shapes() == held.shapes()
+    data = in_bytes(sealed(KEY, held, SEAL))
+    assert held.nbytes < len(data) < most_bytes(TOKENS, geometry)
+    found, at = opened(parsed(data), KEY.written(), TOKENS, geometry, SEAL)
+    assert at == 12 and found.tensors().keys() == held.tensors().keys()
     assert all(torch.equal(tensor, held.tensors()[name]) for name, tensor in found.tensors().items())
 
 
@@ -65,7 +61,7 @@ def changed(written: Written, name: str, value: str) -> Written:
 def test_what_it_says_of_itself_is_sealed(name: str, value: str, why: str) -> None:
     geometry, held = kv()
     with pytest.raises(UnusableFileError, match=why):
-        opened(changed(sealed(KEY, held, SEAL), name, value), KEY, geometry, SEAL)
+        opened(changed(sealed(KEY, held, SEAL), name, value), KEY.written(), TOKENS, geometry, SEAL)
 
 
 def test_its_tensors_are_sealed_and_are_what_was_asked_for() -> None:
@@ -74,17 +70,17 @@ def test_its_tensors_are_sealed_and_are_what_was_asked_for() -> None:
     swapped = {"keys": tensors["values"], "values": tensors["keys"]}
     for others in (swapped, tensors | {"values": tensors["values"] + 1e-6}):
         with pytest.raises(UnusableFileError, match=CHANGED):
-            opened((about, others), KEY, geometry, SEAL)
+            opened((about, others), KEY.written(), TOKENS, geometry, SEAL)
     with pytest.raises(UnusableFileError, match=CHANGED):
-        opened((about, tensors), KEY, geometry, b"other")
-    for key, others in (
-        (KEY, {"keys": tensors["keys"]}),
-        (KEY, tensors | {"more": tensors["keys"]}),
-        (KEY, {name: each.view(torch.int32) for name, each in tensors.items()}),
-        (replace(KEY, tokens=KEY.tokens[1:]), tensors),
+        opened((about, tensors), KEY.written(), TOKENS, geometry, b"other")
+    for tokens, others in (
+        (TOKENS, {"keys": tensors["keys"]}),
+        (TOKENS, tensors | {"more": tensors["keys"]}),
+        (TOKENS, {name: each.view(torch.int32) for name, each in tensors.items()}),
+        (TOKENS - 1, tensors),
     ):
         with pytest.raises(UnusableFileError, match="has KV of another shape or dtype"):
-            opened((about, others), key, geometry, SEAL)
+            opened((about, others), KEY.written(), tokens, geometry, SEAL)
 
 
 @pytest.mark.parametrize("data", [b"", b"1234567", b"\xff" * 100, (92).to_bytes(8, "little") + b"[" * 92, bytes(100)])
