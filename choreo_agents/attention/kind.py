@@ -1,10 +1,27 @@
-"""Attention parameters by which the layers of a model differ."""
+"""The shape of a model's attention heads, and the parameters in which its layers differ."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from choreo_agents.attention.rope import PureRotation
+
+
+class HeadShape(NamedTuple):
+    """Number and size of the heads, the same in all layers."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def group(self) -> int:
+        """Number of query heads that share a key head."""
+        return self.heads // self.kv_heads
+
+
+USUAL_HEADS = HeadShape(8, 2, 64)
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ class Execution:
         if self.elsewhere:
             return Computing(self.elsewhere, forward=self.elsewhere)
         executor, backend = self._executor, self._executor.backend
-        passes, ahead = executor.passes, executor.forward.steps_ahead
+        passes, ahead = executor.passes, executor.steps_ahead
         attends = backend_name(backend), why_not_faster(backend)
         return Computing(*attends, self._model.computed_with(backend), passes.captured, passes.why, ahead)
 

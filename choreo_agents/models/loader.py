@@ -23,7 +23,7 @@ from choreo_agents.attention.backends import (
 )
 from choreo_agents.attention.backends.native import NativeBackend
 from choreo_agents.attention.backends.triton.backend import TritonBackend
-from choreo_agents.attention.heads import HeadShape
+from choreo_agents.attention.kind import HeadShape
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, UnsupportedModelError
 from choreo_agents.models.adapter import ModelAdapter, max_positions
 from choreo_agents.models.chat.format import ChatFormat, Role

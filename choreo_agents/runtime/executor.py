@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import traceback
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -35,6 +35,8 @@ from choreo_agents.tracing import PerTenantCounters
 
 _CAUTIOUS_STEPS = 64
 """Steps after the device ran out of memory until a larger one is tried."""
+_UNLIMITED = 1 << 20
+"""Tokens of a pass that no step exceeds."""
 Samplers = Mapping[int, Sampler]
 Wait = Callable[[int], None]
 _log = logging.getLogger(__name__)
@@ -55,20 +57,23 @@ class StepResult:
     passes: list[tuple[int, int, Exception]] = field(default_factory=list)
     """Failed passes: number of rows, number of tokens, and error."""
 
-    def failure_of(self, row: Row) -> Exception | None:
-        """Return why a row cannot run any more: it, or a row of this step that it reads, has failed."""
+    def drop_failed(self, part: Sequence[Row]) -> Sequence[Row]:
+        """Return those of some rows that can run, and mark the others as failed: they, or rows of this step that they
+        read, have failed."""
         if not self.failed:
-            return None
-        own = self.failed.get(row.number)
-        lost = {r.segment: self.failed[r.number] for r in self.rows if r.number in self.failed}
-        unread = (lost.get(p.segment) for p in row.view if p.first + p.count > p.segment.encoded)
-        return own or next((error for error in unread if error is not None), None)
+            return part
+        lost = {row.segment: self.failed[row.number] for row in self.rows if row.number in self.failed}
+        for row in part:
+            unread = [lost[p.segment] for p in row.view if p.segment in lost and p.first + p.count > p.segment.encoded]
+            if unread:
+                lost[row.segment] = self.failed.setdefault(row.number, unread[0])
+        return [row for row in part if row.number not in self.failed]
 
 
 class StepRetry:
     """Runs each step until every row has run or failed by itself.
 
-        a step fails     it is run once more: rewriting the same keys changes nothing, and samplers choose the same
+        a pass fails     it is run once more: rewriting the same keys changes nothing, and samplers choose the same
         fails again      its halves are run one after the other, then theirs; a row that fails alone is given up, with
                          all rows of this step that read what it should have encoded
         out of memory    its halves at once, rows cut in two as well; later steps stay smaller for a while
@@ -81,12 +86,10 @@ class StepRetry:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._steps = StepMaker()
-        self._most: int | None = None
-        """Most tokens of a pass, set after a larger one ran out of memory; None: no limit."""
+        self._most = _UNLIMITED
+        """Most tokens of a pass, less after a larger one ran out of memory."""
         self._cautious = 0
         """Steps since the limit was last changed."""
-        self._before: tuple[int | None, int] = None, 0
-        """Both as they were when this step began."""
 
     def run(self, rows: Sequence[Row], arrivals: Sequence[Arrival], samplers: Samplers) -> StepResult:
         """Run a step's rows.
@@ -100,88 +103,56 @@ class StepRetry:
             DeviceLostError: The device computes no more.
         """
         result = StepResult(rows, samplers)
-        self._before = self._most, self._cautious
-        if self._most is None or _count_tokens(rows) <= self._most:
-            self._attempt(rows, arrivals, result, tries=2)
-        else:
-            for part in _split_rows(_order_by_reads(rows), self._most):
-                self._attempt(part, _arrivals_read_by(part, arrivals), result, tries=2)
-        for arrival in arrivals:
-            if not arrival.is_there:
-                self._bring(arrival, result)
-        self._raise_limit()
+        limits = self._most, self._cautious
+        parts = [rows]
+        if self._most < _UNLIMITED and _count_tokens(rows) > self._most:
+            parts = _split_rows(rows, self._most)
+        while parts:
+            part = result.drop_failed(parts.pop(0))
+            failure = self._try(part, _arrivals_read_by(part, arrivals), result) if part else None
+            if failure is None:
+                continue
+            tokens, is_full = _count_tokens(part), is_out_of_memory(failure)
+            if is_full and tokens > 1:
+                self._most, self._cautious = min(self._most, tokens // 2), 0
+                parts = [*_split_rows(part, -(-tokens // 2)), *parts]
+            elif len(part) > 1:
+                ordered, middle = _order_by_reads(part), len(part) // 2
+                parts = [ordered[:middle], ordered[middle:], *parts]
+            else:
+                result.failed[part[0].number] = _no_memory_error(failure) if is_full else failure
+                if is_full:
+                    # A view that is too large even for one token is no reason to keep other steps small.
+                    self._most, self._cautious = limits
+        unread = [arrival for arrival in arrivals if not arrival.is_there]
+        if unread and self._try([], unread, result) is not None:
+            for arrival in unread:
+                self._try([], [arrival], result)
+        self._cautious += 1
+        if self._cautious >= _CAUTIOUS_STEPS:
+            self._most, self._cautious = min(self._most * 2, _UNLIMITED), 0
         return result
 
-    def _attempt(self, part: Sequence[Row], arrivals: Sequence[Arrival], result: StepResult, tries: int) -> None:
-        """Run part of a step up to `tries` times; if it keeps failing, run its halves, down to the row that fails
-        alone."""
-        rows = list(part)
-        for row in part if result.failed else ():
-            error = result.failure_of(row)
-            if error is not None:
-                result.failed.setdefault(row.number, error)
-                rows.remove(row)
-        if result.rows and not rows:
-            return
-        failure: Exception
-        while True:
-            tries -= 1
+    def _try(self, rows: Sequence[Row], arrivals: Sequence[Arrival], result: StepResult) -> Exception | None:
+        """Run rows in one pass, and once more if it fails; return the error if both fail, or memory is short."""
+        for _ in range(2):
             try:
                 result.chosen |= self._executor.run(self._steps.make(rows, arrivals), result.samplers)
-                return
+                return None
             except Exception as error:
                 failure = error
             _forget_locals(failure)
-            result.passes.append((len(rows), _count_tokens(rows), failure))
+            tokens = _count_tokens(rows)
+            result.passes.append((len(rows), tokens, failure))
             if not self._executor.answers():
                 raise DeviceLostError(
                     f"the device has stopped computing ({error_text(failure)}): load the engine again, in a new process"
                 ) from failure
-            full = is_out_of_memory(failure)
-            if full:
-                self._lower_limit(_count_tokens(rows))
-            if not tries or (full and _count_tokens(rows) > 1):
-                break
-        if full and _count_tokens(rows) > 1:
-            halves = list(_split_rows(_order_by_reads(rows), -(-_count_tokens(rows) // 2)))
-        elif len(rows) > 1:
-            ordered, middle = _order_by_reads(rows), len(rows) // 2
-            halves = [ordered[:middle], ordered[middle:]]
-        else:
-            self._give_up(rows, _no_memory_error(failure) if full else failure, result)
-            return
-        for half in halves:
-            # A row that fails alone is tried twice: the failure may be transient.
-            self._attempt(half, _arrivals_read_by(half, arrivals), result, tries=2 if len(half) == 1 else 1)
-
-    def _give_up(self, rows: Sequence[Row], failure: Exception, result: StepResult) -> None:
-        """Mark a row, the only one left, as failed."""
-        result.failed |= {row.number: failure for row in rows}
-        if isinstance(failure, CapacityError):
-            # Even one token ran out of memory: its view is too large, which is no reason to keep other steps small.
-            self._most, self._cautious = self._before
-
-    def _bring(self, arrival: Arrival, result: StepResult) -> None:
-        """Bring KV that no row of the run read; on failure it stays absent."""
-        try:
-            self._executor.run(make_step([], [arrival]), {})
-        except Exception as error:
-            _forget_locals(error)
-            result.passes.append((0, 0, error))
-
-    def _lower_limit(self, tokens: int) -> None:
-        self._executor.free_cached()
-        half = max(1, tokens // 2)
-        self._most, self._cautious = half if self._most is None else min(self._most, half), 0
-
-    def _raise_limit(self) -> None:
-        if self._most is None:
-            return
-        self._cautious += 1
-        if self._cautious >= _CAUTIOUS_STEPS:
-            self._most, self._cautious = self._most * 2, 0
-            if self._most > 1 << 20:
-                self._most = None
+            if is_out_of_memory(failure):
+                self._executor.free_cached()
+                if tokens > 1:
+                    break
+        return failure
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -239,120 +210,30 @@ def _count_tokens(rows: Sequence[Row]) -> int:
     return sum(len(row.tokens) for row in rows)
 
 
-def _split_rows(rows: Sequence[Row], most: int) -> Iterator[list[Row]]:
-    """Yield the rows in passes of at most `most` tokens, cutting rows that are longer."""
+def _split_rows(rows: Sequence[Row], most: int) -> list[Sequence[Row]]:
+    """Split rows into passes of at most `most` tokens, each row after those that it reads; longer rows are cut."""
+    parts: list[Sequence[Row]] = []
     part: list[Row] = []
     room = most
-    for row in rows:
+    for row in _order_by_reads(rows):
         tail = row
         while len(tail.tokens) > room:
             if room:
                 part.append(tail._replace(tokens=tail.tokens[:room], samples=False))
                 tail = tail._replace(tokens=tail.tokens[room:], first=tail.first + room)
-            yield part
+            parts.append(part)
             part, room = [], most
         part.append(tail)
         room -= len(tail.tokens)
-    if part:
-        yield part
+    return [*parts, part]
 
 
 def _arrivals_read_by(rows: Sequence[Row], arrivals: Sequence[Arrival]) -> list[Arrival]:
     """Return the arrivals that these rows read and that are not in the pool yet."""
+    if not arrivals:
+        return []
     read = {piece.segment for row in rows for piece in row.view}
     return [arrival for arrival in arrivals if arrival.segment in read and not arrival.is_there]
-
-
-class Executor:
-    """Runs steps with the model, the pool's tensors and the attention backend; decides nothing.
-
-    Args:
-        adapter: The model.
-        pool: Pool that holds KV.
-        backend: Attention backend.
-        counters: Counts the KV read.
-        loras: Adapters by fingerprint, and `mappers` likewise; both may grow.
-        graphs: Whether recurring passes may be captured, on devices that can.
-        ahead: Whether captured passes may start a step ahead.
-    """
-
-    def __init__(
-        self,
-        adapter: ModelAdapter,
-        pool: KVPool,
-        backend: AttentionBackend,
-        counters: PerTenantCounters[Counters],
-        loras: Mapping[str, LoraAdapter],
-        mappers: Mapping[str, CacheMapper],
-        *,
-        graphs: bool,
-        ahead: bool,
-    ) -> None:
-        self.adapter = adapter
-        self.pool = pool
-        self.backend = backend
-        self.counters = counters
-        self._batch = BatchSampler(draw_kernel_on(adapter.device))
-        self._masks = StepMasks(adapter.device)
-        is_cuda = adapter.device.type == "cuda"
-        self.passes = Passes(adapter, pool, backend, cuda_capture(adapter.device) if graphs and is_cuda else None)
-        self.forward = Forward(adapter, pool, backend, counters, self.passes, loras, ahead=ahead)
-        self._mappers = mappers
-
-    def run(self, step: Step, samplers: Samplers) -> dict[int, SampledToken]:
-        """Encode the step's tokens and return each sampling request's next token.
-
-        Args:
-            step: Step to run.
-            samplers: Samplers by request number, for every row that samples.
-        """
-        with LayeredCopy(self.pool, step.arrivals) as arriving:
-            for row in step.mapped:
-                self._map(row, arriving.wait)
-            if not step.tokens:
-                return {}
-            numbers = [row.number for row in step.rows if row.samples]
-            row_samplers = [samplers[number] for number in numbers]
-            with self._masks.fill_during(sampler.constraint for sampler in row_samplers):
-                logits = self.forward.logits(step, arriving.wait)
-            meanwhile = self.forward.meanwhile
-            if meanwhile is not None:
-                logits = logits.clone()  # the next pass overwrites this one's logits
-            return dict(zip(numbers, choose_tokens(row_samplers, logits, self._batch, meanwhile), strict=True))
-
-    def answers(self) -> bool:
-        """Return whether the device still computes; checked after a failure."""
-        if self.adapter.device.type == "cpu":
-            return True
-        try:
-            return float(torch.ones(1, device=self.adapter.device).add_(1)) == 2.0
-        except torch.OutOfMemoryError:
-            return True
-        except RuntimeError:
-            return False
-
-    def free_cached(self) -> None:
-        """Return to the device what torch has cached and what recurring passes keep."""
-        self.forward.forget()
-        if self.adapter.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    @torch.inference_mode()
-    def _map(self, row: Row, wait: Wait) -> None:
-        """Fill a row's slots with the KV that a mapper computes from its only piece."""
-        mapper, [piece] = self._mappers[row.mapper], row.view
-        source = self._slots(piece.segment, row.first, len(row.tokens))
-        target = self._slots(row.segment, row.first, len(row.tokens))
-        first = row.segment.native_offset + row.first
-        positions = torch.arange(first, first + len(row.tokens), device=source.device)
-        for layer, (keys, values) in enumerate(zip(self.pool.keys, self.pool.values, strict=True)):
-            wait(layer)
-            moved = mapper.moved(layer, keys[:, source], piece.shift)
-            keys[:, target], values[:, target] = mapper.map(layer, moved, values[:, source], positions)
-
-    def _slots(self, segment: Segment, first: int, count: int) -> Tensor:
-        runs = segment.slots(first, count)
-        return torch.cat([torch.arange(run.start, run.end) for run in runs]).to(self.adapter.device)
 
 
 def draw_kernel_on(device: torch.device) -> DrawKernel | None:
@@ -388,8 +269,10 @@ def native_draw_kernel(kernels: Kernels) -> DrawKernel:
     return DrawKernel(launch, (torch.float32,))
 
 
-class Forward:
-    """Runs the forward passes of steps, some of them before their step is planned.
+class Executor:
+    """Runs steps with the model, the pool's tensors and the attention backend; decides nothing.
+
+    Some forward passes run before their step is planned:
 
         step t      pass ── winners of its rows, guessed by the GPU ── step t+1's pass, started ── wait ── account
         step t+1    logits of that pass, for every row that continues with the guess ───────────── ...
@@ -403,9 +286,9 @@ class Forward:
         pool: Pool that holds KV.
         backend: Attention backend.
         counters: Counts the KV read.
-        passes: Recurring passes.
-        loras: Adapters by fingerprint.
-        ahead: Whether captured passes start a step ahead; may be changed between steps.
+        loras: Adapters by fingerprint, and `mappers` likewise; both may grow.
+        graphs: Whether recurring passes may be captured, on devices that can.
+        ahead: Whether captured passes may start a step ahead.
     """
 
     def __init__(
@@ -414,14 +297,22 @@ class Forward:
         pool: KVPool,
         backend: AttentionBackend,
         counters: PerTenantCounters[Counters],
-        passes: Passes,
         loras: Mapping[str, LoraAdapter],
+        mappers: Mapping[str, CacheMapper],
         *,
+        graphs: bool,
         ahead: bool,
     ) -> None:
-        self._adapter, self._pool, self._backend, self._counters = adapter, pool, backend, counters
-        self._passes, self._loras = passes, loras
-        self.goes_ahead = ahead
+        self.adapter = adapter
+        self.pool = pool
+        self.backend = backend
+        self.counters = counters
+        self._loras, self._mappers = loras, mappers
+        self._batch = BatchSampler(draw_kernel_on(adapter.device))
+        self._masks = StepMasks(adapter.device)
+        is_cuda = adapter.device.type == "cuda"
+        self.passes = Passes(adapter, pool, backend, cuda_capture(adapter.device) if graphs and is_cuda else None)
+        self._goes_ahead = ahead
         self._is_refused = False
         """True after a pass could not be started ahead: none is tried again until memory is freed."""
         self._last: _LastAttention | None = None
@@ -430,6 +321,44 @@ class Forward:
         """The current step, if the one after it may be started."""
         self.steps_ahead = 0
         """Number of steps whose logits, for some rows at least, were ready when they were needed."""
+
+    def run(self, step: Step, samplers: Samplers) -> dict[int, SampledToken]:
+        """Encode the step's tokens and return each sampling request's next token.
+
+        Args:
+            step: Step to run.
+            samplers: Samplers by request number, for every row that samples.
+        """
+        with LayeredCopy(self.pool, step.arrivals) as arriving:
+            for row in step.mapped:
+                self._map(row, arriving.wait)
+            if not step.tokens:
+                return {}
+            numbers = [row.number for row in step.rows if row.samples]
+            row_samplers = [samplers[number] for number in numbers]
+            with self._masks.fill_during(sampler.constraint for sampler in row_samplers):
+                logits = self.logits(step, arriving.wait)
+            meanwhile = None if self._next is None else self._begin
+            if meanwhile is not None:
+                logits = logits.clone()  # the next pass overwrites this one's logits
+            return dict(zip(numbers, choose_tokens(row_samplers, logits, self._batch, meanwhile), strict=True))
+
+    def answers(self) -> bool:
+        """Return whether the device still computes; checked after a failure."""
+        if self.adapter.device.type == "cpu":
+            return True
+        try:
+            return float(torch.ones(1, device=self.adapter.device).add_(1)) == 2.0
+        except torch.OutOfMemoryError:
+            return True
+        except RuntimeError:
+            return False
+
+    def free_cached(self) -> None:
+        """Return to the device what torch has cached and what recurring passes keep."""
+        self._forget()
+        if self.adapter.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def logits(self, step: Step, wait: Wait) -> Tensor:
         """Return the logits that the step's rows sample from: [rows that sample, vocabulary].
@@ -442,8 +371,8 @@ class Forward:
         places = {} if ahead is None else ahead.places(step.rows)
         if ahead is None or not places:
             return self._run(step, wait)
-        if not self._passes.are_current():  # it was started with weights that have been replaced since
-            self.forget()
+        if not self.passes.are_current():  # it was started with weights that have been replaced since
+            self._forget()
             return self._run(step, wait)
         self.steps_ahead += 1
         self._count(ahead.last.attention, ahead.step.rows, {row.tenant for row in step.rows})
@@ -453,8 +382,8 @@ class Forward:
         logits = ahead.logits if is_all else ahead.logits[indices]
         if not new_rows:
             if step.layout is ahead.last.layout and step.further == ahead.last.further:  # started for it
-                self._last = ahead.last._replace(is_ahead=False)
-                self._look_ahead(step, self._last)
+                self._last = ahead.last
+                self._look_ahead(step, ahead.last)
             return logits
         part = make_step(new_rows, step.arrivals)
         if not part.tokens:
@@ -473,13 +402,11 @@ class Forward:
         order = [next(of_known if row.number in places else of_part) for row in step.rows if row.samples]
         return torch.cat((logits, computed))[order]
 
-    @property
-    def meanwhile(self) -> Callable[[DrawnTokens], None] | None:
-        """Callback that starts the next step with the tokens that this one will almost surely sample, while the device
-        computes. None if that is not possible. It overwrites what `logits` returned."""
-        return None if self._next is None else self._begin
-
     def _begin(self, drawn: DrawnTokens) -> None:
+        """Start the next step with the tokens that this one will almost surely sample, while the device computes.
+
+        It overwrites what `logits` returned.
+        """
         assert self._next is not None
         (step, last), self._next, self._last = self._next, None, None
         assert last.recurring is not None
@@ -487,17 +414,17 @@ class Forward:
             if not last.attention.follow():
                 return
             positions = [at + 1 for at in step.positions]
-            logits = last.recurring.logits(drawn.guesses, positions, last.attention, step.logits_at)
+            logits = last.recurring.logits(drawn.guesses, positions, step.logits_at)
         except Exception as error:  # the step itself has not failed: a persistent fault will show in the next pass
             self._is_refused = True
             _log.warning("a step could not be started ahead: %s", error_text(error))
             return
-        self._last = last._replace(further=last.further + 1, is_ahead=True)
+        self._last = last._replace(further=last.further + 1)
         self._ahead = _AheadPass(step, drawn, self._last, logits)
 
     def _look_ahead(self, step: Step, last: _LastAttention) -> None:
-        is_captured = last.recurring is not None and last.recurring.is_captured
-        may = self.goes_ahead and not self._is_refused and is_captured
+        is_captured = last.recurring is not None and last.recurring.captured is not None
+        may = self._goes_ahead and not self._is_refused and is_captured
         if may and step.further < step.room and len(step.logits_at) == len(step.rows):
             self._next = step, last
 
@@ -506,9 +433,9 @@ class Forward:
         adapted = self._adapted(step)
         last = self._attention(step, wait)
         if last.recurring is None:
-            logits = self._adapter.logits(step.tokens, step.positions, last.attention, step.logits_at, adapted=adapted)
+            logits = self.adapter.logits(step.tokens, step.positions, last.attention, step.logits_at, adapted=adapted)
         else:
-            logits = self._passes.logits(last.recurring, step.tokens, step.positions, last.attention, step.logits_at)
+            logits = self.passes.logits(last.recurring, step.tokens, step.positions, step.logits_at)
             self._look_ahead(step, last)
         self._count(last.attention, step.rows)  # while a device computes
         return logits
@@ -519,25 +446,24 @@ class Forward:
         for tenant, (shared, alone) in attention.kv_bytes_read(readers).items():
             if tenants is not None and tenant not in tenants:
                 continue  # it has left
-            self._counters.add(tenant, "kv_bytes_read", shared)
-            self._counters.add(tenant, "kv_bytes_unshared", alone)
+            self.counters.add(tenant, "kv_bytes_read", shared)
+            self.counters.add(tenant, "kv_bytes_unshared", alone)
 
     def _attention(self, step: Step, wait: Wait) -> _LastAttention:
         """Return the step's attention, with its pass if its sizes recur. Reuse the last step's where it can advance by
         one token."""
         last, self._last = self._last, None
-        if last is not None and step.further and last.layout is step.layout:
-            is_there = last.is_ahead and last.further == step.further
-            if is_there or (not last.is_ahead and last.further + 1 == step.further and last.attention.follow()):
-                self._last = last._replace(further=step.further, is_ahead=False)
+        if last is not None and last.layout is step.layout:
+            is_there = last.further == step.further  # a pass that was started ahead has advanced it
+            if is_there or (last.further + 1 == step.further and last.attention.follow()):
+                self._last = last._replace(further=step.further)
                 return self._last
         layout = step.layout.grown(step.further)
-        alike = None if step.arrivals or step.adapted else self._passes.find(layout, len(step.logits_at))
-        if alike is None:
-            attention = StepAttention(layout, self._pool, self._backend, self._adapter.kinds, wait)
-            current = _LastAttention(step.layout, step.further, attention, None)
-        else:
-            current = _LastAttention(step.layout, step.further, alike[1], alike[0])
+        recurring = None if step.arrivals or step.adapted else self.passes.find(layout, len(step.logits_at))
+        attention = None if recurring is None else recurring.attention
+        if attention is None:
+            attention = StepAttention(layout, self.pool, self.backend, self.adapter.kinds, wait)
+        current = _LastAttention(step.layout, step.further, attention, recurring)
         if layout.own and not step.arrivals:
             self._last = current
         return current
@@ -548,15 +474,32 @@ class Forward:
         for key, tokens in step.adapted.items():
             rows = None
             if len(tokens) < len(step.tokens):
-                rows = SentTables({"rows": numpy.array(tokens, dtype=numpy.int64)}, self._adapter.device)["rows"]
+                rows = SentTables({"rows": numpy.array(tokens, dtype=numpy.int64)}, self.adapter.device)["rows"]
             adapted.append((self._loras[key], rows))
         return adapted
 
-    def forget(self) -> None:
+    def _forget(self) -> None:
         """Drop all state kept for the next step."""
         self._last = self._ahead = self._next = None
         self._is_refused = False
-        self._passes.forget()
+        self.passes.forget()
+
+    @torch.inference_mode()
+    def _map(self, row: Row, wait: Wait) -> None:
+        """Fill a row's slots with the KV that a mapper computes from its only piece."""
+        mapper, [piece] = self._mappers[row.mapper], row.view
+        source = self._slots(piece.segment, row.first, len(row.tokens))
+        target = self._slots(row.segment, row.first, len(row.tokens))
+        first = row.segment.native_offset + row.first
+        positions = torch.arange(first, first + len(row.tokens), device=source.device)
+        for layer, (keys, values) in enumerate(zip(self.pool.keys, self.pool.values, strict=True)):
+            wait(layer)
+            moved = mapper.moved(layer, keys[:, source], piece.shift)
+            keys[:, target], values[:, target] = mapper.map(layer, moved, values[:, source], positions)
+
+    def _slots(self, segment: Segment, first: int, count: int) -> Tensor:
+        runs = segment.slots(first, count)
+        return torch.cat([torch.arange(run.start, run.end) for run in runs]).to(self.adapter.device)
 
 
 class _LastAttention(NamedTuple):
@@ -567,8 +510,6 @@ class _LastAttention(NamedTuple):
     """Number of decode steps since the layout was made."""
     attention: StepAttention
     recurring: FixedPass | None
-    is_ahead: bool = False
-    """True if the attention is that of a pass started ahead, whose step has not been planned yet."""
 
 
 class _AheadPass(NamedTuple):

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from choreo_agents.errors import (
@@ -399,6 +398,8 @@ class NextStep(NamedTuple):
     """Number of unfinished requests at the decision; 0 also if there is nothing to wait for."""
     samplers: Mapping[int, Sampler]
     """Samplers by request number, for requests that decode."""
+    requests: Sequence[Request] = ()
+    """Requests of the rows, in the same order."""
 
 
 class NextSteps:
@@ -421,8 +422,10 @@ class NextSteps:
         self._policy, self._limits, self._step_trace = planned
         self.watches: list[StepObserver] = [] if self._step_trace is None else [self._step_trace.record]
         """Observers of every step that is about to run."""
-        self._steady: Steady | None = None
-        """The last step, if the next one may be the same, advanced by a token."""
+        self._repeated: NextStep | None = None
+        """The last step, if the next one may be the same, advanced by a token; until something has changed."""
+        self._taken, self._until = 0, 0.0
+        """How often the lock had been taken then, and the first deadline of its requests."""
 
     def decide(self, last_chosen: Mapping[int, SampledToken] | None = None) -> NextStep:
         """Decide the next step.
@@ -430,13 +433,16 @@ class NextSteps:
         Args:
             last_chosen: Tokens that the last step sampled, if no request ended or failed in it.
         """
-        steady, self._steady = self._steady, None
-        rows = None if steady is None or last_chosen is None else steady.further(last_chosen)
-        if steady is not None and rows is not None:
-            self._steady = steady
+        last, self._repeated = self._repeated, None
+        if last is not None and last_chosen is not None and not self._has_changed():
+            rows = [
+                Row(number, (last_chosen[number].token,), first + 1, segment, view, samples, adapter, mapper, tenant)
+                for number, _, first, segment, view, samples, adapter, mapper, tenant in last.rows
+            ]
             for observer in self.watches:
-                observer([(request, 1) for request in steady.requests])
-            return NextStep(rows, [], len(rows), steady.samplers)
+                observer([(request, 1) for request in last.requests])
+            self._repeated = last._replace(rows=rows)
+            return self._repeated
         self._changed.clear()
         self._active.drop_abandoned()
         return self._plan_step()
@@ -468,10 +474,22 @@ class NextSteps:
         samplers = {request.number: request.decoding.sampler for request in served if request.decoding is not None}
         # The default policy plans the same again: one token for each request that decodes.
         repeats = self._prescribed is None and type(self._policy) is FirstComeFirstServed
-        if repeats and not active.waiting and Steady.suits(rows, len(running)):
-            self._steady = Steady(rows, served, samplers, self._lock, self._changed)
+        if repeats and not active.waiting and all_decode(rows, len(running)):
+            self._repeat(NextStep(rows, [], len(rows), samplers, served))
         waits = (active.waiting or running) and not refused
         return NextStep(rows, arrivals, unfinished if rows or waits else 0, samplers)
+
+    def _repeat(self, step: NextStep) -> None:
+        """Let the next step repeat this one, unless something changes."""
+        self._repeated, self._taken = step, self._lock.taken
+        deadlines = [deadline for request in step.requests for deadline in request.deadlines.values()]
+        self._until = min(deadlines, default=float("inf"))
+        for request in step.requests:
+            request.watch_cancellation(self._changed.set)
+
+    def _has_changed(self) -> bool:
+        """Return whether something has changed since `_repeat`, so that the next step must be decided anew."""
+        return self._changed.is_set() or self._lock.taken != self._taken or time.perf_counter() >= self._until
 
     def _plan(self, waiting: Sequence[Waiting], free_tokens: int) -> Plan | None:
         """Return the policy's plan after checking it; None if the step trace's next step cannot run yet."""
@@ -500,48 +518,11 @@ class NextSteps:
             return None
 
 
-@dataclass
-class Steady:
-    """Rows of a step that the next one may repeat, each advanced by a token."""
-
-    rows: list[Row]
-    """A row of each running request, which samples after its only token."""
-    requests: Sequence[Request]
-    """Requests of the rows, in the same order."""
-    samplers: Mapping[int, Sampler]
-    """Samplers by request number."""
-    lock: EngineLock
-    """The engine's lock, which is held."""
-    changed: threading.Event
-    """Set whenever there may be something to decide."""
-
-    def __post_init__(self) -> None:
-        self._taken = self.lock.taken
-        deadlines = [deadline for request in self.requests for deadline in request.deadlines.values()]
-        self._until = min(deadlines, default=float("inf"))
-        for request in self.requests:
-            request.watch_cancellation(self.changed.set)
-
-    @staticmethod
-    def suits(rows: Sequence[Row], running: int) -> bool:
-        """Return whether these rows are those of all `running` requests, and each samples after its only token."""
-        if not rows or len(rows) < running:
-            return False
-        return all(row.samples and len(row.tokens) == 1 for row in rows)
-
-    def further(self, chosen: Mapping[int, SampledToken]) -> list[Row] | None:
-        """Return the next step's rows, or None if something has changed, so that it must be decided anew.
-
-        Args:
-            chosen: Tokens that the step sampled; every row continues with its own.
-        """
-        if self.changed.is_set() or self.lock.taken != self._taken or time.perf_counter() >= self._until:
-            return None
-        self.rows = [
-            Row(number, (chosen[number].token,), first + 1, segment, view, samples, adapter, mapper, tenant)
-            for number, _, first, segment, view, samples, adapter, mapper, tenant, *_ in self.rows
-        ]
-        return self.rows
+def all_decode(rows: Sequence[Row], running: int) -> bool:
+    """Return whether these rows are those of all `running` requests, and each samples after its only token."""
+    if not rows or len(rows) < running:
+        return False
+    return all(row.samples and len(row.tokens) == 1 for row in rows)
 
 
 def _row(request: Request, count: int) -> Row:
@@ -692,7 +673,7 @@ class EngineLoop:
         """Plan, run and account for one step."""
         with self._lock.quietly():
             last_chosen, self._last_chosen = self._last_chosen, None
-            rows, arrivals, unfinished, samplers = self._next.decide(last_chosen)
+            rows, arrivals, unfinished, samplers, _ = self._next.decide(last_chosen)
             most = PAUSE_S if self._active.running else DISK_PATIENCE_S
             patience = 0.0 if rows or arrivals or self._closed else _patience(self._active, most)
         if not rows and not arrivals:

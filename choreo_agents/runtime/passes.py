@@ -20,7 +20,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from choreo_agents.attention.heads import HeadShape
+from choreo_agents.attention.kind import HeadShape
 from choreo_agents.attention.layout import Layout
 from choreo_agents.attention.packing import SentTables
 from choreo_agents.attention.step import AttentionBackend, StepAttention
@@ -52,25 +52,22 @@ class FixedPass:
     def __init__(self, adapter: ModelAdapter, tables: Any, logit_count: int) -> None:
         self._adapter = adapter
         self.tables = tables
+        self.attention: StepAttention | None = None
+        """Attention of the step that the tables hold."""
         sizes = {"tokens": tables.sizes.tokens, "positions": tables.sizes.tokens, "wanted": logit_count}
         self._sent = SentTables({name: numpy.zeros(size, numpy.int64) for name, size in sizes.items()}, adapter.device)
         self.captured: tuple[Callable[[], None], Tensor] | None = None
         """Replays the captured pass, and its logits; None: it runs launch by launch."""
         self.runs = 0
 
-    @property
-    def is_captured(self) -> bool:
-        return self.captured is not None
-
     @torch.inference_mode()
-    def capture(self, attention: StepAttention, capture: Capture) -> None:
+    def capture(self, capture: Capture) -> None:
         """Capture the pass for replay; raises the model's error if it cannot be captured."""
+        attention = self.attention
         self.captured = capture(lambda: self._run(attention))
 
     @torch.inference_mode()
-    def logits(
-        self, tokens: Sequence[int] | Tensor, positions: Sequence[int], attention: StepAttention, indices: Sequence[int]
-    ) -> Tensor:
+    def logits(self, tokens: Sequence[int] | Tensor, positions: Sequence[int], indices: Sequence[int]) -> Tensor:
         """Return logits, see `ModelAdapter.logits`; valid until the next pass. Tokens may be on the device alone."""
         host_tokens = () if isinstance(tokens, Tensor) else tokens
         for name, values in (("tokens", host_tokens), ("positions", positions), ("wanted", indices)):
@@ -85,10 +82,11 @@ class FixedPass:
             replay, logits = self.captured
             replay()
             return logits[: len(indices)]
-        return self._run(attention)[: len(indices)]
+        return self._run(self.attention)[: len(indices)]
 
-    def _run(self, attention: StepAttention) -> Tensor:
+    def _run(self, attention: StepAttention | None) -> Tensor:
         sent = self._sent
+        assert attention is not None
         return self._adapter.traced_logits(sent["tokens"], sent["positions"], attention, sent["wanted"])
 
 
@@ -115,10 +113,10 @@ class Passes:
     @property
     def captured(self) -> int:
         """Number of sizes whose passes are replayed."""
-        return sum(fixed_pass.is_captured for fixed_pass in self._passes.values())
+        return sum(fixed_pass.captured is not None for fixed_pass in self._passes.values())
 
-    def find(self, layout: Layout, logit_count: int) -> tuple[FixedPass, StepAttention] | None:
-        """Return the pass for a step, prepared for it, or None if steps like it do not recur."""
+    def find(self, layout: Layout, logit_count: int) -> FixedPass | None:
+        """Return the pass for a step, with its attention, or None if steps like it do not recur."""
         if self._backend is None or not self._pool.keys or not 0 < len(layout.positions) <= MOST_TOKENS:
             return None
         adapter, geometry = self._adapter, self._pool.geometry
@@ -134,24 +132,20 @@ class Passes:
         if len(self._passes) > MOST_SIZES:
             self._release([self._passes.popitem(last=False)[1]])
         prepared = self._backend.prepare_planned(planned, fixed_pass.tables)
-        return fixed_pass, StepAttention(layout, self._pool, self._backend, adapter.kinds, prepared=prepared)
+        fixed_pass.attention = StepAttention(layout, self._pool, self._backend, adapter.kinds, prepared=prepared)
+        return fixed_pass
 
     def logits(
-        self,
-        fixed_pass: FixedPass,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        attention: StepAttention,
-        indices: Sequence[int],
+        self, fixed_pass: FixedPass, tokens: Sequence[int], positions: Sequence[int], indices: Sequence[int]
     ) -> Tensor:
         """Run a pass; see `ModelAdapter.logits`."""
-        if self._capture is not None and not fixed_pass.is_captured and fixed_pass.runs >= CAPTURED_AFTER:
-            self._try_to_capture(fixed_pass, attention, self._capture)
-        logits = fixed_pass.logits(tokens, positions, attention, indices)
-        if fixed_pass.is_captured and not self.are_current():
+        if self._capture is not None and fixed_pass.captured is None and fixed_pass.runs >= CAPTURED_AFTER:
+            self._try_to_capture(fixed_pass, self._capture)
+        logits = fixed_pass.logits(tokens, positions, indices)
+        if fixed_pass.captured is not None and not self.are_current():
             # Checked while the device computes: the captured graph may read weights that have been replaced since.
             self.forget(fixed_pass)
-            return fixed_pass.logits(tokens, positions, attention, indices)
+            return fixed_pass.logits(tokens, positions, indices)
         return logits
 
     def forget(self, in_use: FixedPass | None = None) -> None:
@@ -170,17 +164,17 @@ class Passes:
         return self._made_of is None or self._made_of.is_current()
 
     def _release(self, passes: Iterable[FixedPass]) -> None:
-        captured = [fixed_pass for fixed_pass in passes if fixed_pass.is_captured]
+        captured = [fixed_pass for fixed_pass in passes if fixed_pass.captured is not None]
         if captured and self._adapter.device.type == "cuda":
             torch.cuda.synchronize(self._adapter.device)  # one of them may still be running
         for fixed_pass in captured:
             fixed_pass.captured = None
 
-    def _try_to_capture(self, fixed_pass: FixedPass, attention: StepAttention, capture: Capture) -> None:
+    def _try_to_capture(self, fixed_pass: FixedPass, capture: Capture) -> None:
         if not self.are_current():
             self.forget(fixed_pass)
         try:
-            fixed_pass.capture(attention, capture)
+            fixed_pass.capture(capture)
         except Exception as error:  # a model may fail in any way when it is captured
             self._capture, self.why = None, f"cannot capture a CUDA graph: {error_text(error)}"
             _log.warning("passes run kernel by kernel: %s", self.why)

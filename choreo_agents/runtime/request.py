@@ -394,13 +394,6 @@ class Decoding:
     """Seed of its sampler."""
     cut: bool = False
     """Whether it ended because it may sample no more tokens."""
-    _is_plain: bool = field(init=False)
-    """Whether only an end token or `max_tokens` ends it."""
-
-    def __post_init__(self) -> None:
-        sampling = self.sampling
-        led = sampling.forced_token_ids is not None or self.sampler.constraint is not None or self.stop_text is not None
-        self._is_plain = not (led or self.complete or sampling.choices or self.thoughts)
 
     @property
     def longest(self) -> int:
@@ -410,11 +403,6 @@ class Decoding:
 
     def ends(self, sampled: list[int]) -> bool:
         """Return whether these are all the tokens to sample; called once after each."""
-        if self._is_plain:
-            is_end = sampled[-1] in self.stop_tokens
-            is_full = len(sampled) >= self.sampling.max_tokens
-            self.cut = is_full and not is_end
-            return is_end or is_full
         sampling, constraint = self.sampling, self.sampler.constraint
         forced = sampling.forced_token_ids
         if forced is None and constraint is not None:

@@ -16,28 +16,24 @@ import torch
 from torch import Tensor
 
 from choreo_agents.errors import error_text
-from choreo_agents.sampling.draw import Draw
-from choreo_agents.sampling.elementary import HIGHEST, LOW
+from choreo_agents.sampling.draw import HIGHEST, LOW, Draw
 from choreo_agents.sampling.noise import gumbel
 
-_BLOCK, WARPS = 4096, 16
+WARPS = 16
 _DRAW_COLUMNS, _RESULT_COLUMNS = 9, 6
-_MARGIN = 1e-3
-"""Margin between scores, in exponents of 2: fp32 loses less than a thirtieth of it (winners are above -70)."""
-_LOST = 1e-4
-"""Relative margin of sums of weights: fp32 loses less than a twentieth of it, summed in lanes."""
-_ALIKE, _LEAST = 1e-5, 2.0**-30
-"""Margins of weights, relative and absolute; those of `gumbel_max` differ by less than a thirtieth of them."""
 _SURE, _NEAR = 0, 1
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CONSTANTS = {
-    "BLOCK": _BLOCK,
+    "BLOCK": 4096,
     "ASKED": _DRAW_COLUMNS,
     "TOLD": _RESULT_COLUMNS,
-    "MARGIN": _MARGIN,
-    "LOST": _LOST,
-    "ALIKE": _ALIKE,
-    "LEAST": _LEAST,
+    # Between scores, in exponents of 2: fp32 loses less than a thirtieth of it (winners are above -70).
+    "MARGIN": 1e-3,
+    # Relative, of sums of weights: fp32 loses less than a twentieth of it, summed in lanes.
+    "LOST": 1e-4,
+    # Of weights, relative and absolute; those of `draw_token` differ by less than a thirtieth of them.
+    "ALIKE": 1e-5,
+    "LEAST": 2.0**-30,
     "LOWEST": LOW,
     "HIGHEST": HIGHEST,
 }

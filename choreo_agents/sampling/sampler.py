@@ -12,13 +12,20 @@ import torch
 from torch import Tensor
 
 from choreo_agents.sampling.constraints import AnswerConstraint
-from choreo_agents.sampling.draw import Draw, drawn_row, drawn_rows
-from choreo_agents.sampling.elementary import HIGHEST, LOG2_E
-from choreo_agents.sampling.gumbel_max import bound_of_highest, draw_token, exact_weights
+from choreo_agents.sampling.draw import (
+    HIGHEST,
+    LOG2_E,
+    CountedTokens,
+    Draw,
+    bound_of_highest,
+    draw_token,
+    drawn_row,
+    drawn_rows,
+    exact_weights,
+)
 from choreo_agents.sampling.kernel import DrawKernel, DrawnTokens
 from choreo_agents.sampling.noise import noise_key
 from choreo_agents.sampling.parameters import Sampling
-from choreo_agents.sampling.penalties import CountedTokens
 
 _TOGETHER = 16
 """Rows that are copied together: few enough for little memory, many enough for few launches."""

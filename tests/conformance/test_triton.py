@@ -14,7 +14,7 @@ from torch import Tensor
 
 from choreo_agents.attention.backends import AttentionBackend, make_backend
 from choreo_agents.attention.backends.reference import ReferenceBackend
-from choreo_agents.attention.heads import HeadShape
+from choreo_agents.attention.kind import HeadShape
 from choreo_agents.attention.layout import Layout, QuerySpan, Read
 from choreo_agents.attention.packing import SentTables
 from choreo_agents.attention.step import StepAttention

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from choreo_agents.attention.heads import HeadShape
+from choreo_agents.attention.kind import HeadShape
 from choreo_agents.testing.conformance import kind_of
 
 pytest.importorskip("triton", reason="the extra `kernels` is not installed: make test-triton installs it")

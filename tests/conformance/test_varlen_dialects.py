@@ -18,8 +18,7 @@ from choreo_agents.attention.backends.native import NativeBackend
 from choreo_agents.attention.backends.reference import ReferenceBackend
 from choreo_agents.attention.backends.trial import find_fault
 from choreo_agents.attention.backends.varlen import CHUNK, Dialect, VarlenBackend, chunks, torch_kernel
-from choreo_agents.attention.heads import HeadShape
-from choreo_agents.attention.kind import AttentionKind
+from choreo_agents.attention.kind import AttentionKind, HeadShape
 from choreo_agents.attention.layout import Layout, QuerySpan, Read
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.testing.conformance import CASES, KINDS, kind_of

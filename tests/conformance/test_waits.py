@@ -34,10 +34,10 @@ class Watch:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps: list[list[str]] = []
         self.current: Waits | None = None
-        run, choose = executor.Forward._run, executor.choose_tokens
+        run, choose = executor.Executor._run, executor.choose_tokens
 
-        def watched(ran: executor.Forward, *given: Any) -> Any:
-            model, pool = ran._adapter.model, ran._pool
+        def watched(ran: executor.Executor, *given: Any) -> Any:
+            model, pool = ran.adapter.model, ran.pool
             mark((*model.parameters(), *model.buffers(), *pool.keys, *pool.values))
             with counted_waits() as self.current:
                 return run(ran, *given)
@@ -51,7 +51,7 @@ class Watch:
             self.steps.append([*self.current.found])
             return choose(*given)
 
-        monkeypatch.setattr(executor.Forward, "_run", watched)
+        monkeypatch.setattr(executor.Executor, "_run", watched)
         monkeypatch.setattr(executor, "choose_tokens", chosen)
         monkeypatch.setattr(SentTables, "__getitem__", sent)
 

@@ -15,7 +15,7 @@ from support.backends import available_backends
 from choreo_agents import Decode, Engine, Memory, Sampling, Scheduling
 from choreo_agents.attention.backends import make_backend
 from choreo_agents.attention.backends.reference import ReferenceBackend
-from choreo_agents.attention.heads import HeadShape
+from choreo_agents.attention.kind import HeadShape
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.sampling import BatchSampler, Draw, DrawKernel
 from choreo_agents.sampling.noise import noise_key

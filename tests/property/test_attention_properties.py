@@ -19,11 +19,9 @@ from choreo_agents.attention.backends.partial import LogSumExpMerge, attend_padd
 from choreo_agents.attention.backends.reference import ReferenceBackend
 from choreo_agents.attention.backends.triton import plan as gpu_plan
 from choreo_agents.attention.backends.triton.tiles import Tile
-from choreo_agents.attention.heads import HeadShape
-from choreo_agents.attention.kind import AttentionKind
-from choreo_agents.attention.layout import Layout, QuerySpan, Read
+from choreo_agents.attention.kind import AttentionKind, HeadShape
+from choreo_agents.attention.layout import Layout, QuerySpan, Read, windowed
 from choreo_agents.attention.rope import PureRotation
-from choreo_agents.attention.window import windowed
 from choreo_agents.native.library import available_kernels as kernels_found
 
 DIM, KV_HEADS = 16, 2

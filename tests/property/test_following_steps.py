@@ -14,8 +14,7 @@ from choreo_agents.attention.backends import AttentionBackend
 from choreo_agents.attention.backends import native as plan
 from choreo_agents.attention.backends.folded import FoldedBackend
 from choreo_agents.attention.backends.native import NativeBackend
-from choreo_agents.attention.heads import HeadShape
-from choreo_agents.attention.kind import AttentionKind
+from choreo_agents.attention.kind import AttentionKind, HeadShape
 from choreo_agents.attention.rope import PureRotation
 from choreo_agents.attention.step import StepAttention
 from choreo_agents.kv.blocks import Run

@@ -19,11 +19,10 @@ from choreo_agents.sampling import (
     Draw,
     Sampling,
     TokenSampler,
-    gumbel_max,
 )
 from choreo_agents.sampling import draw as draw_module
+from choreo_agents.sampling.draw import CountedTokens
 from choreo_agents.sampling.noise import noise_key
-from choreo_agents.sampling.penalties import CountedTokens
 
 
 @dataclass(frozen=True)
@@ -123,11 +122,11 @@ def test_a_row_draws_the_same_alone_and_in_any_batch_and_order(rows: list[Asked]
 def test_where_it_is_looked_for_changes_no_choice(rows: list[Asked]) -> None:
     """All scored, nothing cut out, every row a copy: the same to the last bit."""
     usual = drawn(rows)
-    with changed(gumbel_max, _MARGIN=1e9):
+    with changed(draw_module, _MARGIN=1e9):
         assert drawn(rows) == usual
-    with changed(gumbel_max, CHUNK=1):
+    with changed(draw_module, CHUNK=1):
         assert drawn(rows) == usual
-    with changed(gumbel_max, CHUNK=1 << 20):
+    with changed(draw_module, CHUNK=1 << 20):
         assert drawn(rows) == usual
     with changed(draw_module, LOW=math.inf):
         assert drawn(rows) == usual
@@ -164,7 +163,7 @@ def test_a_large_vocabulary_is_drawn_from_as_slowly(coarse: bool, size: int) -> 
 def test_as_many_as_are_wanted_reach_the_bound(seed: int, count: int, coarse: bool, words: int) -> None:
     row = torch.randn(words, generator=torch.Generator().manual_seed(seed))
     row = row.round() if coarse else row
-    assert gumbel_max.bound_of_highest(row, count) <= float(row.topk(count).values[-1])
+    assert draw_module.bound_of_highest(row, count) <= float(row.topk(count).values[-1])
 
 
 @pytest.mark.parametrize(("threads", "words"), [(2, 70_001), (2, 70_016), (3, 70_016)])

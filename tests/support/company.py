@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from choreo_agents.attention.backends import AttentionBackend
-from choreo_agents.attention.heads import HeadShape
-from choreo_agents.attention.kind import AttentionKind
+from choreo_agents.attention.kind import AttentionKind, HeadShape
 from choreo_agents.attention.rope import PureRotation
 from choreo_agents.kv.blocks import Run
 from choreo_agents.kv.segment import Piece, Segment

@@ -140,8 +140,8 @@ def failing_steps(engine: Engine, rng: Random, chance: float, most: int | None =
 @contextmanager
 def failing_logits(engine: Engine, rng: Random, chance: float) -> Iterator[list[str]]:
     """Let rows of logits by chance hold no number: what a device leaves whose pass went wrong without a word."""
-    forward = engine._core.loop.executor.forward
-    compute, failed = forward.logits, list[str]()
+    executor = engine._core.loop.executor
+    compute, failed = executor.logits, list[str]()
 
     def broken(*args: Any) -> torch.Tensor:
         logits = compute(*args)
@@ -152,11 +152,11 @@ def failing_logits(engine: Engine, rng: Random, chance: float) -> Iterator[list[
             logits[rows] = rng.choice(NO_NUMBERS)
         return logits
 
-    forward.logits = broken  # type: ignore[method-assign]
+    executor.logits = broken  # type: ignore[method-assign]
     try:
         yield failed
     finally:
-        del forward.logits
+        del executor.logits
 
 
 def any_fault(engine: Engine, rng: Random) -> Any:

@@ -19,7 +19,7 @@ from choreo_agents.attention.backends.native import NativeBackend
 from choreo_agents.attention.backends.reference import ReferenceBackend
 from choreo_agents.attention.backends.triton.backend import TritonBackend
 from choreo_agents.attention.backends.varlen import VarlenBackend
-from choreo_agents.attention.heads import USUAL_HEADS, HeadShape
+from choreo_agents.attention.kind import USUAL_HEADS, HeadShape
 from choreo_agents.attention.step import AttentionBackend, PreparedAttention
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.native.library import has_tiles, multiply_tiles

@@ -20,8 +20,7 @@ from choreo_agents.attention.backends.partial import (
     takes_lone,
 )
 from choreo_agents.attention.kind import AttentionKind
-from choreo_agents.attention.layout import Layout, Read
-from choreo_agents.attention.window import windowed
+from choreo_agents.attention.layout import Layout, Read, readers_of, tokens_of, windowed
 
 LONGEST_RUN = 128
 MOST_QUERIES = 32
@@ -70,16 +69,14 @@ class FoldedAttention:
         self.lone = [(r.start, r.length) for r in single if plain and r.queries == 1 and r.window is None]
         self.single = [(read, _make_mask(layout, read, backend)) for read in single]
         spans = [span for read in (*short, *single) for span in read.spans]
-        counts = torch.tensor([span.count for span in spans])
-        starts = torch.tensor([span.first for span in spans]) - (counts.cumsum(0) - counts)
-        tokens = torch.repeat_interleave(starts, counts) + torch.arange(int(counts.sum()))
-        self.tokens = tokens.to(backend.device)
+        tokens, shifts, _ = tokens_of(spans)
+        self.tokens = torch.from_numpy(tokens).to(backend.device)
         self.moved = kind.rotation is not None and any(span.shift for span in spans)
         self._turns: Tensor | None = None
         if self.moved:
             assert kind.rotation is not None
-            shifts = torch.repeat_interleave(torch.tensor([span.shift for span in spans]), counts)
-            self.cos, self.sin = (part.to(backend.device) for part in kind.rotation.cos_sin(-shifts))
+            angles = kind.rotation.cos_sin(torch.from_numpy(-shifts))
+            self.cos, self.sin = (part.to(backend.device) for part in angles)
         whole = len(layout.reads) == 1 and tokens.tolist() == list(range(len(layout.positions)))
         self.merging = None if whole else LogSumExpMerge(tokens, len(layout.positions), backend.device)
 
@@ -192,12 +189,9 @@ def _make_mask(layout: Layout, read: Read, backend: FoldedBackend) -> Tensor | N
     """Return the mask of a read's window, [queries, slots] of 0 or -inf; None without a window."""
     if read.window is None:
         return None
-    [span] = read.spans
-    positions = torch.tensor(layout.positions[span.first : span.first + span.count])
-    slots = read.position + span.shift + torch.arange(read.length)
-    hidden = positions[:, None] - slots[None, :] >= read.window
-    if read.causal:
-        hidden |= positions[:, None] < slots[None, :]
+    slots, readers = torch.arange(read.length), readers_of(layout, read, read.spans)
+    lows, highs = torch.from_numpy(readers.lows), torch.from_numpy(readers.highs)
+    hidden = (slots < lows[:, None]) | (slots >= highs[:, None])
     mask = torch.zeros(hidden.shape, dtype=backend.dtype).masked_fill(hidden, float("-inf"))
     return mask.to(backend.device)
 

@@ -21,10 +21,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from choreo_agents.attention.heads import HeadShape
-from choreo_agents.attention.kind import AttentionKind
-from choreo_agents.attention.layout import Integers, Layout, Readers, readers_of
-from choreo_agents.attention.window import farthest_seen, windowed
+from choreo_agents.attention.kind import AttentionKind, HeadShape
+from choreo_agents.attention.layout import Integers, Layout, Readers, farthest_seen, readers_of, windowed
 from choreo_agents.native.library import available_kernels, floats, parallel
 from choreo_agents.native.structs import ATTEND, BF16, BLOCK, FP32, MERGE, PAIRINGS, TILE, LayerStruct, PlanStruct
 
@@ -116,68 +114,104 @@ class NativeAttention:
         if self.kind.window is not None and self._farthest + self._further >= self.kind.window:
             return False  # the window begins to hide slots that the layout has
         # A plan that no layer has used yet would later be made from the first step's layout.
-        return bool(self._plans) and all(plan.tasks.follow() for plan in self._plans.values())
+        return bool(self._plans) and all(plan.follow() for plan in self._plans.values())
 
     def plan(self, shape: HeadShape) -> KernelPlan:
         """Return the kernel's plan for heads of a shape."""
         if shape not in self._plans:
-            tasks = Tasks(self.layout, shape.group)
-            self._plans[shape] = KernelPlan(tasks, self.kind, shape, self._backend.dtype)
+            self._plans[shape] = KernelPlan(self.layout, self.kind, shape, self._backend.dtype)
         return self._plans[shape]
 
 
-class Tasks:
-    """Chunks, pairs and parts of a layout, for heads of a shape.
+class KernelPlan:
+    """Chunks, pairs and parts of a layout, and the memory that the kernel writes: for all layers of a kind in a step.
 
     Args:
         layout: Already cut by the window.
-        group: Heads that share a key head.
+        kind: Kind of the layers.
+        shape: Shape of the model's heads.
+        dtype: Of keys, values and queries.
     """
 
-    def __init__(self, layout: Layout, group: int) -> None:
+    def __init__(self, layout: Layout, kind: AttentionKind, shape: HeadShape, dtype: torch.dtype) -> None:
         chunks: list[int] = []
         columns: list[list[Integers]] = [[], [], [], [], [], []]
         """Columns of pairs: token, shift, begin and end of the slots seen, place in the view, position of the chunk."""
-        self.longest = self.pairs = 0
-        """Most pairs of a chunk; number of pairs."""
-        self.products = 0
-        """Sum of pairs times slots."""
+        pairs = longest = products = 0
+        """Number of pairs, most of a chunk, and sum of pairs times slots."""
         last: list[int] = []
         for read in layout.reads:
-            for begins, length, readers in _cut_chunks(readers_of(layout, read, read.spans), group):
+            for begins, length, readers in _cut_chunks(readers_of(layout, read, read.spans), shape.group):
                 tokens, shifts, lows, highs, places = readers
                 count = len(tokens)
-                chunks += (read.start + begins, length, self.pairs, count)
+                chunks += (read.start + begins, length, pairs, count)
                 at = numpy.full_like(tokens, read.position + begins)
                 parts = (tokens, shifts, lows - begins, highs - begins, places, at)
                 for column, part in zip(columns, parts, strict=True):
                     column.append(part)
-                self.pairs += count
-                self.products += count * length
-                self.longest = max(self.longest, count)
+                pairs += count
+                products += count * length
+                longest = max(longest, count)
             last.append(len(chunks) // 4 - 1)
-        self.chunks = numpy.array(chunks, dtype=numpy.int32).reshape(-1, 4)
+        self._chunks = numpy.array(chunks, dtype=numpy.int32).reshape(-1, 4)
         token, shift, low, high, place, position = (numpy.concatenate(column) for column in columns)
-        self.shifts, turns = numpy.unique(shift, return_inverse=True)
-        """Distinct shifts, ascending: the rows of angles."""
-        turns = numpy.where(shift == 0, -1, turns.reshape(-1))
-        self.pair = numpy.stack((token, turns, low, high), axis=1).astype(numpy.int32)
-        self.part = numpy.lexsort((position, place, token)).astype(numpy.int32)
+        distinct, turns = numpy.unique(shift, return_inverse=True)  # ascending: the rows of angles
+        rotation = kind.rotation
+        turns = numpy.where((shift == 0) | (rotation is None), -1, turns.reshape(-1))
+        self._pair = numpy.stack((token, turns, low, high), axis=1).astype(numpy.int32)
+        self._part = numpy.lexsort((position, place, token)).astype(numpy.int32)
         counts = numpy.bincount(token, minlength=len(layout.positions))
-        self.first_part = numpy.concatenate(([0], counts.cumsum())).astype(numpy.int32)
+        self._first_part = numpy.concatenate(([0], counts.cumsum())).astype(numpy.int32)
         own = numpy.array([last[number] for number in layout.own], dtype=numpy.int64)
-        self._slots_left = CHUNK - int(self.chunks[own, 1].max()) if layout.own else 0
+        self._slots_left = CHUNK - int(self._chunks[own, 1].max()) if layout.own else 0
         """Slots by which the longest of the tokens' own runs may grow: each ends in a chunk of a single pair."""
-        self._chunks_further, self._pairs_further = numpy.zeros_like(self.chunks), numpy.zeros_like(self.pair)
-        self._chunks_further[own, 1] = self._pairs_further[self.chunks[own, 2], 3] = 1
+        self._chunks_further, self._pairs_further = numpy.zeros_like(self._chunks), numpy.zeros_like(self._pair)
+        self._chunks_further[own, 1] = self._pairs_further[self._chunks[own, 2], 3] = 1
+        are_few = products * shape.heads * shape.head_dim * 2 < FEWEST_SHARED
+        threads = 1 if are_few else torch.get_num_threads()
+        turning = rotation is not None and bool((turns >= 0).any())
+        self._angles = [rotation.cos_sin(torch.from_numpy(-distinct))] if rotation is not None and turning else []
+        self._outs = floats(pairs, shape.heads, shape.head_dim)
+        self._sums = floats(2, pairs, shape.heads)
+        queries = -(-longest * shape.group // TILE) * TILE
+        thread_floats = queries * 2 * (shape.head_dim + BLOCK + 1) + 2 * shape.head_dim * BLOCK
+        thread_floats = -(-thread_floats // 16) * 16
+        self._scratch = floats(threads, thread_floats)
+        self._struct = PlanStruct(
+            tokens=len(layout.positions),
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            dim=shape.head_dim,
+            chunks=len(self._chunks),
+            pairs=pairs,
+            dtype=BF16 if dtype == torch.bfloat16 else FP32,
+            threads=threads,
+            pairing=0 if rotation is None else PAIRINGS[rotation.pairing],
+            turned_from=0 if rotation is None else rotation.first,
+            half=0 if rotation is None else rotation.dimensions // 2,
+            softcap=0.0 if kind.softcap is None else kind.softcap,
+            chunk=self._chunks.ctypes.data,
+            pair=self._pair.ctypes.data,
+            first_part=self._first_part.ctypes.data,
+            part=self._part.ctypes.data,
+            cos=self._angles[0][0].data_ptr() if self._angles else None,
+            sin=self._angles[0][1].data_ptr() if self._angles else None,
+            outs=self._outs.data_ptr(),
+            tops=self._sums[0].data_ptr(),
+            totals=self._sums[1].data_ptr(),
+            scratch=self._scratch.data_ptr(),
+            scratch_each=thread_floats,
+            parallel=parallel(),
+        )
+        self.address = ctypes.addressof(self._struct)
 
     def follow(self) -> bool:
         """Lengthen each token's own run by a slot; return False if its chunk is full."""
         if not self._slots_left:
             return False
         self._slots_left -= 1
-        self.chunks += self._chunks_further
-        self.pair += self._pairs_further
+        self._chunks += self._chunks_further
+        self._pair += self._pairs_further
         return True
 
 
@@ -190,59 +224,3 @@ def _cut_chunks(readers: Readers, group: int) -> Iterator[tuple[int, int, Reader
         for begin in range(low - low % CHUNK, high, CHUNK):
             start, end = max(begin, low), min(begin + CHUNK, high)
             yield start, end - start, some
-
-
-class KernelPlan:
-    """Memory that the kernel reads and writes, shared by the layers of one kind in a step.
-
-    Args:
-        tasks: Chunks, pairs and parts.
-        kind: Kind of the layers.
-        shape: Shape of the model's heads.
-        dtype: Of keys, values and queries.
-    """
-
-    def __init__(self, tasks: Tasks, kind: AttentionKind, shape: HeadShape, dtype: torch.dtype) -> None:
-        are_few = tasks.products * shape.heads * shape.head_dim * 2 < FEWEST_SHARED
-        threads = 1 if are_few else torch.get_num_threads()
-        pair = tasks.pair
-        rotation = kind.rotation
-        turning = rotation is not None and bool((pair[:, 1] >= 0).any())
-        if rotation is None:
-            pair[:, 1] = -1
-        angles = [rotation.cos_sin(torch.from_numpy(-tasks.shifts))] if rotation is not None and turning else []
-        self._outs = floats(tasks.pairs, shape.heads, shape.head_dim)
-        self._sums = floats(2, tasks.pairs, shape.heads)
-        queries = -(-tasks.longest * shape.group // TILE) * TILE
-        thread_floats = queries * 2 * (shape.head_dim + BLOCK + 1) + 2 * shape.head_dim * BLOCK
-        thread_floats = -(-thread_floats // 16) * 16
-        self._scratch = floats(threads, thread_floats)
-        self.tasks = tasks
-        self._angles = angles
-        self.struct = PlanStruct(
-            tokens=len(tasks.first_part) - 1,
-            heads=shape.heads,
-            kv_heads=shape.kv_heads,
-            dim=shape.head_dim,
-            chunks=len(tasks.chunks),
-            pairs=tasks.pairs,
-            dtype=BF16 if dtype == torch.bfloat16 else FP32,
-            threads=threads,
-            pairing=0 if rotation is None else PAIRINGS[rotation.pairing],
-            turned_from=0 if rotation is None else rotation.first,
-            half=0 if rotation is None else rotation.dimensions // 2,
-            softcap=0.0 if kind.softcap is None else kind.softcap,
-            chunk=tasks.chunks.ctypes.data,
-            pair=pair.ctypes.data,
-            first_part=tasks.first_part.ctypes.data,
-            part=tasks.part.ctypes.data,
-            cos=angles[0][0].data_ptr() if angles else None,
-            sin=angles[0][1].data_ptr() if angles else None,
-            outs=self._outs.data_ptr(),
-            tops=self._sums[0].data_ptr(),
-            totals=self._sums[1].data_ptr(),
-            scratch=self._scratch.data_ptr(),
-            scratch_each=thread_floats,
-            parallel=parallel(),
-        )
-        self.address = ctypes.addressof(self.struct)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from choreo_agents.attention.backends.reference import ReferenceBackend
-from choreo_agents.attention.heads import HeadShape
-from choreo_agents.attention.kind import AttentionKind
+from choreo_agents.attention.kind import AttentionKind, HeadShape
 from choreo_agents.attention.layout import Layout, QuerySpan, Read
 from choreo_agents.attention.rope import PureRotation
 from choreo_agents.attention.step import AttentionBackend

@@ -30,11 +30,9 @@ from choreo_agents.attention.backends.trial import (
     runs_apart,
     worst_error,
 )
-from choreo_agents.attention.heads import USUAL_HEADS, HeadShape
-from choreo_agents.attention.kind import AttentionKind
-from choreo_agents.attention.layout import Layout, Read
+from choreo_agents.attention.kind import USUAL_HEADS, AttentionKind, HeadShape
+from choreo_agents.attention.layout import Layout, Read, tokens_of, windowed
 from choreo_agents.attention.packing import SentTables
-from choreo_agents.attention.window import windowed
 
 CHUNK = 1024
 """Upper bound on the slots of one sequence."""
@@ -130,12 +128,11 @@ class VarlenAttention:
         self.whole = _Sequences(whole, backend) if whole else None
         self.causal = _Sequences(causal, backend) if causal else None
         spans = [span for read in (*whole, *causal) for span in read.spans]
-        tokens = numpy.concatenate([numpy.arange(span.first, span.first + span.count) for span in spans])
+        tokens, pair_shifts, _ = tokens_of(spans)
         arrays = {"tokens": tokens}
         self.moved = kind.rotation is not None and any(span.shift for span in spans)
         if self.moved:
             assert kind.rotation is not None
-            pair_shifts = numpy.repeat([span.shift for span in spans], [span.count for span in spans])
             shifts, arrays["turns"] = numpy.unique(pair_shifts, return_inverse=True)
             arrays["cos"], arrays["sin"] = kind.rotation.on_host(-shifts)
         packed = SentTables(arrays, backend.device)

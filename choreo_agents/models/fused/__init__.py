@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from choreo_agents.attention.backends.triton.backend import why_no_kernels
-from choreo_agents.attention.heads import HeadShape
+from choreo_agents.attention.kind import HeadShape
 from choreo_agents.models.fused.forward import FusedForward
 from choreo_agents.models.lean.shape import NotLean, lean_shape
 

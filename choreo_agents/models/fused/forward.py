@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from choreo_agents.attention.heads import HeadShape
-from choreo_agents.attention.kind import AttentionKind
+from choreo_agents.attention.kind import AttentionKind, HeadShape
 from choreo_agents.attention.step import Attention, StepAttention
 from choreo_agents.models.lean.made_of import ModelSnapshot
 from choreo_agents.models.lean.shape import Angles, LeanLayer, LeanShape, eps_of, joined_bias

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from choreo_agents.attention.heads import HeadShape
+from choreo_agents.attention.kind import HeadShape
 from choreo_agents.models.lean.forward import LeanForward
 from choreo_agents.models.lean.shape import NotLean, lean_shape
 from choreo_agents.native.library import available_kernels

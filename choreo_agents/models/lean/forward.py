@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from choreo_agents.attention.backends.native import NativeAttention
-from choreo_agents.attention.heads import HeadShape
+from choreo_agents.attention.kind import HeadShape
 from choreo_agents.attention.step import Attention, StepAttention
 from choreo_agents.errors import KVMemoryError
 from choreo_agents.kv.pool import KVPool

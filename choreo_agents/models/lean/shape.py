@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from choreo_agents.attention.heads import HeadShape
-from choreo_agents.attention.kind import AttentionKind
+from choreo_agents.attention.kind import AttentionKind, HeadShape
 from choreo_agents.attention.rope import PureRotation
 from choreo_agents.native.library import has_tiles, multiply_tiles
 from choreo_agents.native.structs import PANEL

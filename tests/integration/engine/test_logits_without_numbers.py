@@ -23,8 +23,8 @@ SPEECH = {
 
 def spoil(engine: Engine, spoils: Callable[[int], bool], value: float) -> None:
     """Have the last row of some passes hold nothing but this."""
-    forward: Any = engine._core.loop.executor.forward
-    compute, passes = forward.logits, [0]
+    executor: Any = engine._core.loop.executor
+    compute, passes = executor.logits, [0]
 
     def spoiled(*args: Any) -> torch.Tensor:
         logits: torch.Tensor = compute(*args).clone()
@@ -33,7 +33,7 @@ def spoil(engine: Engine, spoils: Callable[[int], bool], value: float) -> None:
             logits[-1] = value
         return logits
 
-    forward.logits = spoiled
+    executor.logits = spoiled
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

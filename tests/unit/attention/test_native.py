@@ -12,8 +12,7 @@ from torch import Tensor
 from choreo_agents.attention.backends import native as plan
 from choreo_agents.attention.backends.native import NativeBackend
 from choreo_agents.attention.backends.reference import ReferenceBackend
-from choreo_agents.attention.heads import HeadShape
-from choreo_agents.attention.kind import AttentionKind
+from choreo_agents.attention.kind import AttentionKind, HeadShape
 from choreo_agents.attention.layout import Layout, QuerySpan, Read
 from choreo_agents.native.library import available_kernels
 from choreo_agents.native.structs import ATTEND, FP32, MERGE, WRITE, LayerStruct
@@ -116,3 +115,13 @@ def test_queries_and_new_keys_may_be_wider_than_the_pool() -> None:
     backend.kernel.attend(plan_of.address, ctypes.addressof(layer), WRITE | ATTEND | MERGE)
     assert torch.equal(pool[0], short[0]) and torch.equal(pool[1], short[1])
     assert (out - wanted).abs().max() <= 1e-5
+
+
+def test_layers_may_have_different_numbers_of_query_heads() -> None:
+    layout = prefill(9, (200, 0, 0))
+    query, keys, values = drawn(LayoutCase(layout), torch.float32)
+    shape = HeadShape(query.shape[1], keys.shape[0], query.shape[2])
+    prepared = NativeBackend(torch.float32, shape).prepare(layout, AttentionKind())
+    for heads in (query, query.repeat_interleave(4, dim=1)):
+        wanted = ReferenceBackend().prepare(layout, AttentionKind()).attend(heads, keys, values, 0.25)
+        assert (prepared.attend(heads, keys, values, 0.25) - wanted).abs().max() <= 2e-6

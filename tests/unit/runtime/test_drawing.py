@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from choreo_agents.native.library import Kernels, available_kernels
 from choreo_agents.runtime.executor import draw_kernel_on, native_draw_kernel
 from choreo_agents.sampling import BatchSampler, Draw, Sampling
+from choreo_agents.sampling.draw import CountedTokens
 from choreo_agents.sampling.kernel import CONSTANTS
 from choreo_agents.sampling.noise import noise_key
-from choreo_agents.sampling.penalties import CountedTokens
 
 KERNELS = available_kernels()
 pytestmark = pytest.mark.skipif(isinstance(KERNELS, str), reason=f"there are no kernels: {KERNELS}")

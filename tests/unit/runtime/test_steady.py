@@ -9,7 +9,7 @@ import pytest
 
 from choreo_agents.kv.blocks import Run
 from choreo_agents.kv.segment import Segment
-from choreo_agents.runtime.loop import Steady
+from choreo_agents.runtime.loop import all_decode
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.step import Row
 
@@ -17,7 +17,7 @@ ROWS = [Row(number, (7,), 5, Segment((Run(20 * number, 20),), 0), (), True) for 
 
 
 def test_a_step_in_which_all_that_run_sample_may_be_followed_on() -> None:
-    assert Steady.suits(ROWS, 3)
+    assert all_decode(ROWS, 3)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_a_step_in_which_all_that_run_sample_may_be_followed_on() -> None:
     ids=["nobody", "one is not served", "one prefills", "one samples behind its prompt"],
 )
 def test_no_other_may(rows: list[Row], running: int) -> None:
-    assert not Steady.suits(rows, running)
+    assert not all_decode(rows, running)
 
 
 def test_each_who_waits_is_heard_once_when_he_cancels() -> None:

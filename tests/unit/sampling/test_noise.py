@@ -8,7 +8,7 @@ import pytest
 import torch
 from support import sampling as oracle
 
-from choreo_agents.sampling.elementary import exp2_, rounded_for_sums
+from choreo_agents.sampling.draw import exp2_, rounded_for_sums
 from choreo_agents.sampling.noise import first_bits, gumbel, hashed, noise_key
 
 WORDS = 50_000

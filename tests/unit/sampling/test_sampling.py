@@ -24,8 +24,8 @@ from choreo_agents.sampling import (
     TokenSampler,
     choose_tokens,
 )
+from choreo_agents.sampling.draw import CountedTokens
 from choreo_agents.sampling.noise import noise_key
-from choreo_agents.sampling.penalties import CountedTokens
 
 PROBABILITIES = torch.tensor([0.5, 0.3, 0.15, 0.05])
 LOGITS = PROBABILITIES.log()

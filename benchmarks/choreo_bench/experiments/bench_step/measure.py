@@ -21,7 +21,7 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models.adapter import ModelAdapter
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.runtime import executor
-from choreo_agents.runtime.executor import Forward
+from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.loop import EngineLoop, NextSteps
 from choreo_agents.runtime.step import StepMaker
 from choreo_agents.sampling import Sampling
@@ -85,7 +85,7 @@ def _timed(clock: _Clock) -> Iterator[None]:
     parts = (
         ("schedule", NextSteps, "decide"),
         ("plan", StepMaker, "make"),
-        ("plan", Forward, "_attention"),
+        ("plan", Executor, "_attention"),
         ("account", StepAttention, "kv_bytes_read"),
         ("forward", ModelAdapter, "logits"),
         ("sample", executor, "choose_tokens"),

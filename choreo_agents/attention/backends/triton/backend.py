@@ -12,10 +12,8 @@ from torch import Tensor
 from choreo_agents.attention.backends.trial import error_line, find_fault
 from choreo_agents.attention.backends.triton.plan import PlannedStep, PlanSizes, StepPlan
 from choreo_agents.attention.backends.triton.tiles import tiles
-from choreo_agents.attention.heads import HeadShape
-from choreo_agents.attention.kind import AttentionKind
-from choreo_agents.attention.layout import Layout
-from choreo_agents.attention.window import farthest_seen, windowed
+from choreo_agents.attention.kind import AttentionKind, HeadShape
+from choreo_agents.attention.layout import Layout, farthest_seen, windowed
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _WIDEST = 256

@@ -19,8 +19,7 @@ from choreo_agents.attention.backends.triton.tiles import (
     padded,
     tiles,
 )
-from choreo_agents.attention.heads import HeadShape
-from choreo_agents.attention.kind import AttentionKind
+from choreo_agents.attention.kind import AttentionKind, HeadShape
 
 Constants = Mapping[str, Any]
 MERGE_WARPS = 1

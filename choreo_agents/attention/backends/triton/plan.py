@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from choreo_agents.attention.backends.triton.tiles import FEW_QUERIES, Tile
-from choreo_agents.attention.heads import HeadShape
-from choreo_agents.attention.kind import AttentionKind
+from choreo_agents.attention.kind import AttentionKind, HeadShape
 from choreo_agents.attention.layout import Integers, Layout, Read, Readers, readers_of
 from choreo_agents.attention.packing import SentTables
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from choreo_agents.attention.heads import HeadShape
+from choreo_agents.attention.kind import HeadShape
 
 FEW_QUERIES = 128
 """Upper bound on the tokens of a span that count as few, as in a decode; more count as many."""
