@@ -118,8 +118,13 @@ class EntryFiles:
         if spill is None or runs is None:
             self._tier_counters.add(entry.tenant, "lost")
             return
+        try:
+            entry.writing = self._disk.submit(spill.write, runs, kv)
+        except BaseException:  # no thread can be started
+            for run in runs:
+                spill.space.free(run)
+            raise
         entry.staged = kv
-        entry.writing = self._disk.submit(spill.write, runs, kv)
         self._spilled[entry], self._writing[entry] = (runs, entry.writing), kv.nbytes
         if sum(self._writing.values()) > _UNWRITTEN_BYTES:
             # The disk is slower than what leaves for it: wait, rather than fill the host.

@@ -19,7 +19,13 @@ from typing import Any, Literal
 from choreo_agents.arguments import refuses_unknown
 from choreo_agents.engine import Engine, Prefill, StreamedToken
 from choreo_agents.engine.transfer import Leases
-from choreo_agents.errors import ChoreoError, HandleError, InvalidRequestError, ReleasedHandleError
+from choreo_agents.errors import (
+    ChoreoError,
+    EngineClosedError,
+    HandleError,
+    InvalidRequestError,
+    ReleasedHandleError,
+)
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.pml.assembling import PromptView, compile_prompt, encoded_view
 from choreo_agents.pml.compiler import CompiledSchema, PieceKey, SchemaPiece, compile_schema
@@ -42,8 +48,8 @@ class EncodedSchema:
         """The schema's pieces and positions for the engine's model."""
         self.keys = [piece.key for piece in compiled.cached_pieces()]
         """Keys of the pieces that can be encoded in advance, parents first."""
-        self.pinned: dict[MessageHandle, None] = {}
-        """All pieces, while they are pinned."""
+        self.pinned = set[PieceKey]()
+        """Keys of all pieces, while they are pinned."""
         self._engine = engine
         pool_tokens = engine.stats().kv_budget_bytes // engine.model.adapter.geometry.bytes_per_token
         self._batch_tokens = min(_BATCH_TOKENS, pool_tokens // 4)
@@ -68,15 +74,18 @@ class EncodedSchema:
             InvalidRequestError: The schema was replaced or deleted.
         """
         keys = [*keys]
-        while True:
-            # In a scope, which keeps the parents of what it prefills, whoever evicts them meanwhile.
-            with suppress(ReleasedHandleError), self._engine.scope():
-                for key in self._unleased(keys):
-                    self._engine.prefill([self._calls[key]])  # without the lock: it may wait for the rate limit
-                with self._lock:
-                    for key in self._unleased(keys):
-                        self._leased[key] = self._engine.kv.lease([self._handles[key]], scoped=False)
-                return [self._handles[key] for key in keys]
+        with self._engine.scope():  # keeps what others evict meanwhile
+            with self._lock:
+                missing = self._unleased(keys)
+                there = [key for key in self._with_parents(keys) if key in self._leased]
+                self._engine.kv.lease([self._handles[key] for key in there])
+            for key in missing:
+                self._engine.prefill([self._calls[key]])  # without the lock: it may wait for the rate limit
+            with self._lock:
+                self._require_open()
+                for key in {*keys, *missing} - self._leased.keys():
+                    self._leased[key] = self._engine.kv.lease([self._handles[key]], scoped=False)
+        return [self._handles[key] for key in keys]
 
     def lease(self, keys: Iterable[PieceKey]) -> Leases:
         """Lease pieces for a caller, in its scope. Raises as `handles`."""
@@ -89,7 +98,7 @@ class EncodedSchema:
         """Encode the pieces that no tier has and, if the engine persists KV, write them.
 
         Raises:
-            OSError: A file cannot be written.
+            OSError: A file cannot be written. ChoreoError: KV was lost meanwhile, and cannot be computed again.
         """
         with self._engine.scope():
             for handles in self._encoded(keys):
@@ -106,23 +115,25 @@ class EncodedSchema:
 
     def pin(self) -> None:
         """Bring all pieces to the device, and pin them there; what was not pinned stays so if there is no room."""
-        handles, new = self.handles(self.keys), list[MessageHandle]()
+        new = list[PieceKey]()
         try:
-            with self._lock:
-                self._require_open()
-                for handle in handles:
-                    if handle not in self.pinned:
-                        self._engine.kv.pin(handle)
-                        self.pinned[handle] = None
-                        new.append(handle)
-            self.prefetch(self.keys)
+            with self._engine.scope():
+                self.lease(self.keys)  # for now, whoever evicts them meanwhile
+                with self._lock:
+                    self._require_open()
+                    for key in self.keys:
+                        if key not in self.pinned:
+                            self._engine.kv.pin(self._handles[key])
+                            self.pinned.add(key)
+                            new.append(key)
+                self.prefetch(self.keys)
         except BaseException:
             self._unpin(new)
             raise
 
     def unpin(self) -> None:
         """Undo `pin`."""
-        self._unpin([*self.pinned])
+        self._unpin(self.keys)
 
     def evict(self, keys: Sequence[PieceKey], *, files: bool = False) -> None:
         """Evict pieces from device and host and, with `files`, from `Memory(persist_dir=...)`, unless they are pinned.
@@ -193,20 +204,20 @@ class EncodedSchema:
         handles = [self._handles[key] for key in needed]
         with self._lock:
             self._require_open()
-            for key, handle, tier in zip(needed, handles, self._engine.kv.tiers(handles), strict=True):
+            for key, tier in zip(needed, self._engine.kv.tiers(handles), strict=True):
                 if tier is None:  # others have released it, which ends its pin, too
                     self._leased.pop(key, None)
-                    self.pinned.pop(handle, None)
+                    self.pinned.discard(key)
             missing = self._with_parents(key for key in keys if key not in self._leased)
             return [key for key in missing if key not in self._leased]
 
-    def _unpin(self, handles: Iterable[MessageHandle]) -> None:
+    def _unpin(self, keys: Iterable[PieceKey]) -> None:
         with self._lock:
-            for handle in handles:
-                if handle in self.pinned:
-                    del self.pinned[handle]
-                    with suppress(HandleError, InvalidRequestError):  # released by others
-                        self._engine.kv.unpin(handle)
+            for key in keys:
+                if key in self.pinned:
+                    self.pinned.remove(key)
+                    with suppress(HandleError, InvalidRequestError, EngineClosedError):  # released by others
+                        self._engine.kv.unpin(self._handles[key])
 
     def _drop(self, key: PieceKey) -> None:
         if key in self._leased:
@@ -261,6 +272,8 @@ class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
         """Engine that encodes modules and answers prompts."""
         self._known: dict[str, EncodedSchema] = {}
         self._lock = threading.Lock()
+        self._registering = threading.Lock()
+        """Held while a schema takes over the pieces of another, which may wait for the tenant's rate limit."""
 
     @property
     def schemas(self) -> tuple[str, ...]:
@@ -285,13 +298,14 @@ class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
 
         Raises:
             PMLError: The schema is longer than the model's context.
-            OSError: A file cannot be written.
+            OSError: A file cannot be written. ChoreoError: KV was lost meanwhile, and cannot be computed again.
         """
         encoded = EncodedSchema(self.engine, compile_schema(schema, self.engine.model))
-        with self._lock:
-            replaced, self._known[schema.name] = self._known.get(schema.name), encoded
-        if replaced is not None:
-            encoded.take_over(replaced)
+        with self._registering:
+            with self._lock:
+                replaced, self._known[schema.name] = self._known.get(schema.name), encoded
+            if replaced is not None:
+                encoded.take_over(replaced)
         if encode == "eager":
             encoded.encode(encoded.keys)
         return encoded.compiled
@@ -327,12 +341,12 @@ class SchemaLibrary(AbstractContextManager["SchemaLibrary"]):
     def modules(self, schema: str) -> list[EncodedModule]:
         """Return the state of every piece of a schema."""
         encoded = self._find(schema)
-        token_bytes, pinned = self.engine.model.adapter.geometry.bytes_per_token, bool(encoded.pinned)
+        token_bytes = self.engine.model.adapter.geometry.bytes_per_token
         modules = list[EncodedModule]()
         for key, place in encoded.places().items():
             piece = encoded.compiled.pieces[key]
             tokens = len(piece.tokens)
-            is_pinned = pinned and place == "device"  # unless others have released it
+            is_pinned = place == "device" and key in encoded.pinned  # unless others have released it
             modules.append(EncodedModule(key, piece.module, tokens, tokens * token_bytes, place, is_pinned))
         return modules
 

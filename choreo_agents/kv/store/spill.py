@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,25 +51,27 @@ class SpillFile:
         layers, heads, dim = self._geometry.layers, self._geometry.kv_heads, self._geometry.head_dim
         tokens = sum(run.length for run in runs)
         both = torch.empty(2, layers, heads, tokens, dim, dtype=self._geometry.dtype)
-        data, why = _bytes_of(both), "was changed"
+        data = _bytes_of(both)
         try:
             self._move(runs, data, self.file.readinto)
         except OSError as error:
-            why = f"cannot be read: {error.strerror}"
+            self._skipped(self._folder, f"cannot be read: {error.strerror}")
+            return None
         if _digest(data) == digest:
             return HostKV(both[0], both[1]), native_offset
-        self._skipped(self._folder, why)
+        self._skipped(self._folder, "was changed")
         return None
 
     def _move(self, runs: Sequence[Run], data: memoryview, move: Callable[[memoryview], int]) -> None:
-        """Write data to runs of the file, or read it from there, as far as the file goes."""
+        """Write data to runs of the file, or read it from there."""
         size, at = self._geometry.bytes_per_token, 0
         for run in runs:
             self.file.seek(run.start * size)
             end = at + run.length * size
-            while at < end and (count := move(data[at:end])):
+            while at < end:
+                if not (count := move(data[at:end])):
+                    raise OSError(errno.EIO, "it ends early")
                 at += count
-            at = end
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -254,6 +254,7 @@ def test_attack_an_engines_store_reads_nothing_that_it_has_not_written(tmp_path:
     runs = one.space.allocate(4), one.space.allocate(4)
     assert runs[0] is not None and runs[1] is not None
     digests = one.write(runs[0], kv), one.write(runs[1], HostKV(kv.values, kv.keys))
+    other.write(runs[0], HostKV(kv.values, kv.keys))
     found = one.read(runs[0], digests[0], 7)
     assert found is not None and torch.equal(found[0].keys, kv.keys) and found[1] == 7
     assert torch.equal(found[0].values, kv.values)

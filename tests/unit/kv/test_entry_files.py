@@ -75,6 +75,22 @@ def test_a_full_file_looks_at_nobody_but_those_who_leave(disk: DiskThread) -> No
     assert files._spilled.looked_at == 5 and counters.so_far(None).lost == 5
 
 
+def test_a_file_that_ends_early_is_not_believed_whatever_memory_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New memory may be that of what was written, so that even the digest is right."""
+    told: list[str] = []
+    spill = SpillFile(tmp_path, GEOMETRY, 1 << 20, lambda path, why: told.append(why))
+    runs = spill.space.allocate(TOKENS)
+    assert runs is not None
+    written_kv = kv(1)
+    digest = spill.write(runs, written_kv)
+    spill.file.truncate(TOKENS * GEOMETRY.bytes_per_token - 1)
+    monkeypatch.setattr(torch, "empty", lambda *_, dtype: torch.stack([written_kv.keys, written_kv.values]))
+    assert spill.read(runs, digest, 0) is None and told == ["cannot be read: it ends early"]
+    spill.file.close()
+
+
 def test_nobody_leaves_for_what_has_no_room_all_the_same(disk: DiskThread) -> None:
     files, counters = files_on(disk)
     entries = [written(files, spilled(files, number)) for number in range(ENTRIES)]

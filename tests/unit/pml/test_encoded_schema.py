@@ -137,6 +137,56 @@ def test_parents_that_are_evicted_meanwhile_stay_for_who_encodes(
     engine.check()
 
 
+def test_what_is_evicted_meanwhile_is_pinned_all_the_same(
+    make_encoded: MakeEncoded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, encoded = make_encoded()
+    lease = encoded.lease
+
+    def evicted(keys: Any) -> Any:
+        leases = lease(keys)
+        encoded.evict(KEYS)
+        return leases
+
+    monkeypatch.setattr(encoded, "lease", evicted)
+    encoded.pin()
+    assert encoded.pinned == {*KEYS} and {*encoded.places().values()} == {"device"}
+    engine.check()
+
+
+def test_two_who_replace_a_schema_keep_what_all_have(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    library = SchemaLibrary(engine)
+    schema = Schema.from_text("<schema name='s'>Text.<module name='m'>More.</module></schema>")
+    library.register(schema, encode="eager")
+    prefill, inside, go_on = engine.prefill, threading.Event(), threading.Event()
+
+    def held_up(*call: Any) -> Any:
+        inside.set()
+        assert go_on.wait(60)
+        return prefill(*call)
+
+    monkeypatch.setattr(engine, "prefill", held_up)
+    errors: list[BaseException] = []
+
+    def register() -> None:
+        try:
+            library.register(schema)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=register) for _ in range(2)]
+    threads[0].start()
+    assert inside.wait(60)
+    threads[1].start()
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+    assert not errors and {module.place for module in library.modules("s")} == {"device"}
+    library.close()
+    assert engine.stats().leases == engine.stats().messages == 0
+
+
 def test_who_pins_again_in_vain_stays_pinned(make_encoded: MakeEncoded, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, encoded = make_encoded()
     encoded.pin()
