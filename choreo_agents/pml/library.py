@@ -77,8 +77,7 @@ class EncodedSchema:
         with self._engine.scope():  # keeps what others evict meanwhile
             with self._lock:
                 missing = self._unleased(keys)
-                there = [key for key in self._with_parents(keys) if key in self._leased]
-                self._engine.kv.lease([self._handles[key] for key in there])
+                self._engine.kv.lease([self._handles[key] for key in self._with_parents(keys) if key in self._leased])
             for key in missing:
                 self._engine.prefill([self._calls[key]])  # without the lock: it may wait for the rate limit
             with self._lock:
@@ -128,12 +127,17 @@ class EncodedSchema:
                             new.append(key)
                 self.prefetch(self.keys)
         except BaseException:
-            self._unpin(new)
+            self.unpin(new)
             raise
 
-    def unpin(self) -> None:
-        """Undo `pin`."""
-        self._unpin(self.keys)
+    def unpin(self, keys: Iterable[PieceKey] | None = None) -> None:
+        """Undo `pin`, of all pieces or of some."""
+        with self._lock:
+            for key in self.keys if keys is None else keys:
+                if key in self.pinned:
+                    self.pinned.remove(key)
+                    with suppress(HandleError, InvalidRequestError, EngineClosedError):  # released by others
+                        self._engine.kv.unpin(self._handles[key])
 
     def evict(self, keys: Sequence[PieceKey], *, files: bool = False) -> None:
         """Evict pieces from device and host and, with `files`, from `Memory(persist_dir=...)`, unless they are pinned.
@@ -210,14 +214,6 @@ class EncodedSchema:
                     self.pinned.discard(key)
             missing = self._with_parents(key for key in keys if key not in self._leased)
             return [key for key in missing if key not in self._leased]
-
-    def _unpin(self, keys: Iterable[PieceKey]) -> None:
-        with self._lock:
-            for key in keys:
-                if key in self.pinned:
-                    self.pinned.remove(key)
-                    with suppress(HandleError, InvalidRequestError, EngineClosedError):  # released by others
-                        self._engine.kv.unpin(self._handles[key])
 
     def _drop(self, key: PieceKey) -> None:
         if key in self._leased:

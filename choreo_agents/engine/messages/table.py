@@ -268,14 +268,17 @@ class MessageTable:
         """
         scope.closed = True
         messages = self._in_scope.pop(scope, {})
-        for message in messages:
-            count = message.scoped.pop(scope, 0)
-            self._count(message, -count)
-            if count:
-                self.drop_if_unleased(message, forgotten=forgotten)
-        for message in messages if scope.is_threads else ():
-            for memo in message.forget(scope):
-                del self.memos[memo]
+        with ExitStack() as ending:  # in the reverse order, and all of it even if some fails
+            for message in messages if scope.is_threads else ():
+                ending.callback(self._forget_answers, message, scope)
+            for message in reversed(messages):
+                if count := message.scoped.pop(scope, 0):
+                    self._count(message, -count)
+                    ending.callback(self.drop_if_unleased, message, forgotten=forgotten)
+
+    def _forget_answers(self, message: Message, scope: Scope) -> None:
+        for memo in message.forget(scope):
+            del self.memos[memo]
 
     def leased_in(self, scope: Scope) -> Collection[Message]:
         """Return the messages with leases that a scope counts."""

@@ -302,3 +302,14 @@ def test_attack_a_place_for_what_was_lost_is_given_back_if_it_cannot_be_had(make
         engine.check()
         assert not [entry for entry in core.cache.entries_of(None) if entry.wanted]
     assert engine.tokens(engine.decode([7], roots, sampling=SHORT)) == answer
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_attack_a_scope_whose_end_fails_for_one_message_ends_for_all(make_engine: MakeEngine, at: int) -> None:
+    engine = make_engine()
+    with pytest.raises(InjectedError), ExitStack() as broken, engine.scope():
+        for first in (20, 40, 60):
+            engine.prefill(list(range(first, first + 9)))
+        broken.enter_context(failing_once(MessageTable, "drop_if_unleased", at=at, after=True))
+    engine.check()
+    assert engine.stats().leases == engine.stats().messages == 0
