@@ -128,7 +128,7 @@ class Views:
     boundaries: bool = False
     """True to read the boundary after each branch, named `branch end`."""
     text: bool = True
-    """Whether the teacher's text trace is made as well."""
+    """True if the teacher's text trace is made as well."""
 
     def example(self, fan: BranchExample, rng: random.Random) -> Example:
         """Return the traces of an example, with a random layout."""

@@ -119,7 +119,7 @@ class Case(Protocol):
     scored: ClassVar[str] = "right"
     """Label of the score."""
     higher_is_better: ClassVar[bool] = True
-    """Whether a higher score is a better one."""
+    """True if a higher score is a better one."""
 
     def play(self, item: Any, options: Any, prompts: Prompts, sampling: Sampling) -> Play:
         """Return the graph and the input messages for an item."""
@@ -479,7 +479,7 @@ class Stakes(Item):
     none: int
     """Points for each if both defect."""
     bob_first: bool = False
-    """Whether Bob speaks first."""
+    """True if Bob speaks first."""
     alice: Strategy | None = None
     """Alice's strategy; None: the one in the options."""
 

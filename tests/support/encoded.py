@@ -49,7 +49,7 @@ def encoded_by(engine: Engine, pieces: Sequence[SchemaPiece] = ALL) -> EncodedSc
 
 
 def make_with(make_engine: Callable[..., Engine]) -> MakeEncoded:
-    """What makes an engine, and the pieces encoded by it."""
+    """Return a function that makes an engine, and the pieces encoded by it."""
 
     def make(
         folder: Path | None = None, pieces: Sequence[SchemaPiece] = ALL, **options: Any
@@ -66,7 +66,7 @@ def kv(engine: Engine, encoded: EncodedSchema, key: str) -> HostKV:
 
 
 def same(one: HostKV, other: HostKV) -> bool:
-    """Whether both are the same, bit by bit."""
+    """Return whether both are the same, bit by bit."""
     return torch.equal(one.keys, other.keys) and torch.equal(one.values, other.values)
 
 

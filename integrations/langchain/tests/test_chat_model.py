@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import os
@@ -23,6 +24,7 @@ from pydantic import BaseModel
 from support.chat_scripts import ANSWER, JOKE, THOUGHTS, family_script
 from support.chatty import save_chatty
 from support.speaking import engine_that_says
+from support.stepping import Steps, until
 from support.tool_templates import TOOL_CHECKPOINTS
 
 from choreo_agents import Engine, Memory
@@ -78,10 +80,17 @@ class Heard(BaseCallbackHandler):
         self.told.append(repr((args, more)))
 
 
-def test_a_batch_shares_the_engines_steps(chat: ChatChoreo, engine: Engine) -> None:
-    said = chat.batch([f"Candidate {number}?" for number in range(4)])
-    assert len(said) == 4
-    assert engine.stats().rows_per_decode_step > 1.5
+async def test_a_batch_shares_the_engines_steps(chat: ChatChoreo, engine: Engine) -> None:
+    def asked() -> int:
+        with engine._core.lock:
+            return sum(request.decoding is not None for request in engine._core.loop.requests_of(engine._tenant.name))
+
+    steps = Steps(engine)
+    batch = asyncio.create_task(asyncio.to_thread(chat.batch, [f"Candidate {number}?" for number in range(4)]))
+    await until(lambda: batch.done() or asked() == 4)
+    steps.go_on()
+    assert len(await batch) == 4
+    assert engine.stats().rows_per_decode_step > 2
 
 
 async def test_so_it_does_on_an_event_loop(chat: ChatChoreo, engine: Engine) -> None:

@@ -27,7 +27,7 @@ SUMS += ("evicted", "restored_from_host", "restored_from_disk", "lost", "recompu
 
 
 def work(engine: Engine, seed: int = 1, *, kv_is_here: bool = True) -> None:
-    """Of all kinds that are counted; KV is read only where it is in this process."""
+    """Calls of all kinds that are counted; KV is read only where it is in this process."""
     choreo = engine.method == "choreo"
     root = engine.prefill(TEXT[seed:], author="ann")
     engine.prefill(TEXT[seed:])

@@ -1,4 +1,4 @@
-"""What a schema's encoded pieces cost: steps, calls, leases, pins and looks at the disk."""
+"""Tests of what a schema's encoded pieces cost: steps, calls, leases, pins and looks at the disk."""
 
 from __future__ import annotations
 
