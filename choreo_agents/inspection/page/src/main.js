@@ -25,7 +25,7 @@ function head() {
     el("p", { id: "totals" }, !chosen.run ? "Nothing was recorded." : [
       el("b", { "data-total": "calls" }, count(totals.calls)), " calls said ", el("b", { "data-total": "said" }, count(totals.said)), " tokens in ", seconds(chosen.run.ended - chosen.run.began), ": ",
       el("b", { "data-total": "encoded" }, count(totals.encoded)), " encoded, ", el("b", { "data-total": "reused" }, count(totals.reused)), ` reused (${percent(totals.reused, totals.reused + totals.encoded + totals.recomputed)}), `,
-      el("b", { "data-total": "recomputed" }, count(totals.recomputed)), " computed again. ", totals.modules ? ["Modules of ", el("b", { "data-total": "modules" }, count(totals.modules)), " tokens were read, which no call encodes. "] : null, "Ended: ", chosen.run.outcome ?? "cut", "."]),
+      el("b", { "data-total": "recomputed" }, count(totals.recomputed)), " computed again. ", totals.modules ? ["Modules of ", el("b", { "data-total": "modules" }, count(totals.modules)), " tokens were read. "] : null, "Ended: ", chosen.run.outcome ?? "cut", "."]),
     el("form", { role: "search", onsubmit: (event) => event.preventDefault() },
       record.runs.length > 1 ? [select("Run", chosen.run, (run) => { chosen.run = run; chosen.call = null; all(); }), " ", select("beside", chosen.other, (run) => { chosen.other = run; all(); })] : null,
       el("label", { for: "search" }, "Search"), el("input", { id: "search", type: "search", placeholder: "an agent, or words", value: chosen.sought, oninput: (event) => { chosen.sought = event.target.value; sought(); } }),
