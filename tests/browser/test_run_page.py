@@ -47,6 +47,8 @@ def test_its_numbers_are_the_runs(browser: Any, runs: dict[str, Looked], name: s
         assert number(page, "said") == sum(call.sampled for call in calls)
         if name != "fork":  # what a fork takes over is encoded for no call of its own
             assert number(page, "encoded") == looked.stats.tokens_encoded
+        if name == "modules":
+            assert 0 < number(page, "modules") < number(page, "encoded")
         page.get_by_role("tab", name="Messages").click()
         told = rows(page, "calls of agents")
         assert [row[0] for row in told] == [call.author for call in calls]

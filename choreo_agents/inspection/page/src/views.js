@@ -28,7 +28,7 @@ export function edgesView(record, run) {
   const columns = [{ key: "edge", name: "from → to" }, { key: "label", name: "declared" }, { key: "reads", name: "reads", number: true }, { key: "shared", name: "read as encoded", number: true }, { key: "again", name: "encoded again", number: true }, { key: "saved", name: "not encoded again", number: true }];
   const rows = edges.map((edge) => ({ cells: { edge: `${edge.source} → ${edge.reader}`, label: edge.label ?? "", reads: count(edge.reads), shared: count(edge.shared), again: count(edge.again), saved: percent(edge.shared, edge.shared + edge.again) } }));
   return [table("What each edge saves and costs, in tokens", columns, rows),
-    el("p", { class: "note" }, "Read as encoded: tokens whose KV its reader took over, counted at each read. Encoded again: words of the source that were encoded for this reader, counted once.")];
+    el("p", { class: "note" }, "Read as encoded: tokens of the source's own KV, counted at each read; the first read may have encoded them. Encoded again: words of the source that were encoded for this reader, counted once.")];
 }
 
 const TIERS = [["device_bytes", "on the device", "#3b7dd8"], ["host_bytes", "on the host", "#e08e0b"], ["disk_bytes", "on disk", "#7a7a7a"]];
