@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -40,19 +41,6 @@ class TranscriptRow:
     def cost(self) -> str:
         read, encoded = (self.tokens.get(name, 0) for name in _TOKENS)
         return f"{read:,} read, {encoded:,} encoded" if self.tokens else ""
-
-
-@dataclass(frozen=True)
-class Level:
-    """A level of a tree of thoughts."""
-
-    candidates: list[tuple[str, TranscriptRow]]
-    """Names and messages."""
-    voters: list[TranscriptRow]
-    votes: Counter[str]
-    """Number of votes by ballot, so far."""
-    elected: list[int]
-    """Indices of the candidates that the next level continues, the best first; empty until all have voted."""
 
 
 class PlayDisplay:
@@ -108,10 +96,10 @@ class PlayDisplay:
 
     def rows(self) -> Iterator[tuple[str, Text]]:
         """Yield the rows of the opening panel: names and texts of the item's fields, without the right answers."""
-        from choreo_agents.workflows.playing import item_words
-
-        hidden = ("answer", "answers", "concepts")
-        yield from ((name, Text(words)) for name, words in item_words(self.item) if name not in hidden)
+        hidden = {"id", "answer", "answers", "concepts"}
+        for name, value in self.item.model_dump(exclude=hidden, exclude_none=True).items():
+            for part in value if isinstance(value, list | tuple) else [value]:
+                yield name, Text(part if isinstance(part, str) else json.dumps(part))
 
     def render(self) -> RenderableType:
         """Return the display's current frame."""
@@ -188,21 +176,31 @@ class TreeDisplay(PlayDisplay):
         yield "watch", Text(watch, style="bold")
 
     def render(self) -> RenderableType:
-        from choreo_agents.workflows.graphs.tree_of_thoughts import FINALIST
+        from choreo_agents.workflows.cases import ballot_of
+        from choreo_agents.workflows.graphs.tree_of_thoughts import FINALIST, THINKER, VOTER, candidate_name, elect
 
         tree, best = Tree(Text(self.item.question, style="bold"), guide_style="dim"), ""
-        last, voter = self.setup.prompts.names("speakers")[:2]
-        for number, level in enumerate(self.levels(), start=1):
-            names = [name for name, _ in level.candidates]
-            branch = tree.add(f"[bold]level {number}[/]")
-            for at, (name, row) in enumerate(level.candidates):
-                chosen = ("bold reverse", "  goes on") if at in level.elected else ("bold", "")
+        prompts, size = self.setup.prompts, self.options
+        speakers, prefix, ballot = prompts.names("speakers"), prompts("answer_prefix"), ballot_of(prompts)
+        last, voter = speakers[:2]
+        names = map(partial(candidate_name, speakers), count())
+        steps = [[[*rows] for _, rows in groupby(self.of(node), lambda row: row.place[0])] for node in (THINKER, VOTER)]
+        for level, (thinkers, voters) in enumerate(zip_longest(*steps, fillvalue=[]), start=1):
+            candidates = [(next(names), row) for row in thinkers]
+            cast = [row.words for row in voters if row.tokens]
+            ballots = [ballot(name, row.words.strip()) for name, row in candidates]
+            # Nobody is elected before all have voted.
+            elected = elect(cast, ballots, answer_prefix=prefix, seats=size.keep) if len(cast) == size.voters else []
+            branch = tree.add(f"[bold]level {level}[/]")
+            for at, (name, row) in enumerate(candidates):
+                chosen = ("bold reverse", "  goes on") if at in elected else ("bold", "")
                 branch.add(self._leaf(name, row, *chosen))
-            tally = ", ".join(f"{cast} for {vote.removesuffix('.')}" for vote, cast in level.votes.most_common())
-            polled = tree.add(Text(f"votes: {tally}", style="bold")) if level.voters else tree
-            for place, row in enumerate(level.voters, start=1):
+            votes = Counter(words.rpartition(prefix)[2].strip() for words in cast)
+            tally = ", ".join(f"{number} for {vote.removesuffix('.')}" for vote, number in votes.most_common())
+            polled = tree.add(Text(f"votes: {tally}", style="bold")) if voters else tree
+            for place, row in enumerate(voters, start=1):
                 polled.add(self._leaf(f"{voter} {place}", row))
-            best = names[level.elected[0]] if level.elected else ""
+            best = candidates[elected[0]][0] if elected else ""
         for row in self.of(FINALIST):
             tree.add(self._leaf(f"{last}, who reads {best}'s thought", row))
         return Group("", tree, "")
@@ -210,24 +208,6 @@ class TreeDisplay(PlayDisplay):
     def _leaf(self, name: str, row: TranscriptRow, style: str = "bold", more: str = "") -> Text:
         words = self.words(row, cost=False)
         return Text.assemble((name, style), (more, "bold"), (f"  {row.cost}", "dim"), "\n", words)
-
-    def levels(self) -> list[Level]:
-        """Return the tree's levels as far as they have been decoded."""
-        from choreo_agents.workflows.cases import ballot_of
-        from choreo_agents.workflows.graphs.tree_of_thoughts import THINKER, VOTER, candidate_name, elect
-
-        prompts, size, levels = self.setup.prompts, self.options, list[Level]()
-        names = map(partial(candidate_name, prompts.names("speakers")), count())
-        steps = [[[*rows] for _, rows in groupby(self.of(node), lambda row: row.place[0])] for node in (THINKER, VOTER)]
-        for thinkers, voters in zip_longest(*steps, fillvalue=[]):
-            candidates = [(next(names), row) for row in thinkers]
-            cast = [row.words for row in voters if row.tokens]
-            ballots = [ballot_of(prompts)(name, row.words.strip()) for name, row in candidates]
-            prefix, is_over = prompts("answer_prefix"), len(cast) == size.voters
-            elected = elect(cast, ballots, answer_prefix=prefix, seats=size.keep) if is_over else []
-            votes = Counter(words.rpartition(prefix)[2].strip() for words in cast)
-            levels.append(Level(candidates, voters, votes, elected))
-        return levels
 
 
 DISPLAYS: Mapping[str, type[PlayDisplay]] = {"debate": DebateDisplay, "tree_of_thoughts": TreeDisplay}

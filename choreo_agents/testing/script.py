@@ -204,11 +204,8 @@ def _is_line(lines: object) -> TypeIs[Line]:
 
 def _not_allowed(agent: str | None, text: str, sampling: Sampling) -> ScriptError:
     if not sampling.choices:
-        limit = (
-            "its constraint"
-            if sampling.constraint is None
-            else f"the constraint {str(sampling.constraint.plain())[:120]}"
-        )
+        rule = sampling.constraint
+        limit = "its constraint" if rule is None else f"the constraint {str(rule.plain())[:120]}"
         return ScriptError(f"{agent!r} cannot say {text!r} in {sampling.max_tokens} tokens: {limit} does not allow it")
     behind = f" behind {sampling.answer_prefix!r}" if sampling.answer_prefix else ""
     example = f"{sampling.answer_prefix} {sampling.choices[0]}".strip()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -259,13 +258,6 @@ async def _play(engine: Engine, setup: Setup, item: Item, **run: Any) -> tuple[R
     nodes = dict.fromkeys(entry["author"] for entry in state["handles"] if entry["author"] in workflow.graph.nodes)
     spoken = [{"node": node, "words": words} for node in nodes for words in answers_of(state, node)]
     return setup.case.judge(item, setup.options, setup.prompts, state), spoken, cost
-
-
-def item_words(item: Item) -> list[tuple[str, str]]:
-    """Return names and texts of an item's fields for display; a list yields a pair for each element."""
-    fields = item.model_dump(exclude={"id"}, exclude_none=True).items()
-    parts = ((name, part) for name, value in fields for part in (value if isinstance(value, list | tuple) else [value]))
-    return [(name, part if isinstance(part, str) else json.dumps(part)) for name, part in parts]
 
 
 @dataclass(frozen=True)
