@@ -23,7 +23,6 @@ from choreo_agents.terminal.case_options import (
     InputsOption,
     MakeOptions,
     MaxTokensOption,
-    OutOption,
     PromptsOption,
     TopPOption,
     command_of,
@@ -38,19 +37,8 @@ if TYPE_CHECKING:
     from choreo_agents.training.journal import Journal
     from choreo_agents.workflows.playing import MethodRun, PlayProgress, Setting
 
-RepeatsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--repeats", min=1, help="Timed runs of each method in the comparison: by default 5, or 1 for other models."
-    ),
-]
 _TEMPERATURES = {"debate": 0.0, "tree_of_thoughts": 1.0}
 """Default temperatures for bundled problems: candidates of a tree must differ for votes to matter."""
-HtmlOption = Annotated[
-    Path | None,
-    typer.Option("--html", help="Write a page of the run to this file; see [b]choreo inspect run[/b]."),
-]
-NoCompareOption = Annotated[bool, typer.Option("--no-compare", help="Only run it, under one method.")]
 
 
 @takes_loading
@@ -63,7 +51,9 @@ def run_case(
         int, typer.Option(max=2**32 - 1, help="Seed of sampling, and of the choice among twenty tasks.")
     ] = 0,
     inputs: InputsOption = None,
-    out: OutOption = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write each result to this JSONL file at once; a second run continues it.")
+    ] = None,
     prompts: PromptsOption = None,
     temperature: Annotated[
         float | None,
@@ -72,9 +62,14 @@ def run_case(
     top_p: TopPOption = 0.95,
     max_tokens: MaxTokensOption = None,
     kv_gib: BudgetOption = 1.0,
-    repeats: RepeatsOption = None,
-    no_compare: NoCompareOption = False,
-    html: HtmlOption = None,
+    repeats: Annotated[
+        int | None,
+        typer.Option(min=1, help="Timed runs of each method in the comparison: by default 5, or 1 for other models."),
+    ] = None,
+    no_compare: Annotated[bool, typer.Option("--no-compare", help="Only run it, under one method.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page of the run to this file; see [b]choreo inspect run[/b].")
+    ] = None,
     as_json: JsonOption = False,
     loading: Loading = USUAL,
 ) -> None:

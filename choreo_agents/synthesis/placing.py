@@ -55,14 +55,10 @@ def anchored(
         Positions; the next message starts after all branches.
     """
     starts = [*accumulate(trunk, initial=0)]
-    offsets: list[int] = []
-    following = starts[-1]
-    for index, length in enumerate(branches):
-        if strategy == "parallel":
-            offsets.append(starts[len(trunk) if depths is None else depths[index]])
-        else:
-            offsets.append(following)
-            following += length
+    if strategy == "parallel":
+        offsets = [starts[depth] for depth in ([len(trunk)] * len(branches) if depths is None else depths)]
+    else:
+        offsets = [*accumulate(branches, initial=starts[-1])][:-1]
     ends = [offset + length for offset, length in zip(offsets, branches, strict=True)]
     return Anchored(tuple(starts[:-1]), tuple(offsets), max([starts[-1], *ends]))
 

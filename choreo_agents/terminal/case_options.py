@@ -16,10 +16,6 @@ MakeOptions = Callable[[], Options]
 InputsOption = Annotated[
     Path | None, typer.Option("--inputs", help="Items of your own, a JSON object on each line; see the docs.")
 ]
-OutOption = Annotated[
-    Path | None,
-    typer.Option("--out", help="Write each result to this JSONL file at once; a second run continues it."),
-]
 PromptsOption = Annotated[
     Path | None,
     typer.Option("--prompts", help="A TOML file with other prompts for agents: see the docs."),

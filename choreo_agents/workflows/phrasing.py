@@ -57,12 +57,12 @@ class Prompts:
             InvalidRequestError: It is no list of texts, has duplicates, or has too few or too many.
         """
         names = self.texts.get(name, [])
-        if not isinstance(names, list) or not all(isinstance(text, str) for text in names):
-            raise InvalidRequestError(f"{name!r} in the prompts of {self.source} must be a list of strings: {names!r}")
-        if len(names) < least or (most is not None and len(names) > most) or len(set(names)) < len(names):
+        is_valid = isinstance(names, list) and all(isinstance(text, str) for text in names)
+        if not is_valid or not least <= len(names) <= (most or len(names)) or len(set(names)) < len(names):
             allowed = f"{least}" if most == least else f"{least} or more" if most is None else f"{least} to {most}"
             raise InvalidRequestError(
-                f"{name!r} in the prompts of {self.source} must be {allowed} different texts: {names!r}"
+                f"{name!r} in the prompts of {self.source} must be a list of strings, {allowed} different ones: "
+                f"{names!r}"
             )
         return tuple(names)
 
