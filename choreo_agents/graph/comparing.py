@@ -183,8 +183,8 @@ async def acompare(app: CompiledChoreoGraph, inputs: Sequence[Any], **options: U
             own: Any = {"thread_id": f"compare {number}", "choreo": RunOptions(options.get("seed"), forced)}
             called = merge_configs(options.get("config"), {"configurable": own})
             state, results = _initial_state(value, number), _Results(recorded, keeps=at == 1)
-            runs[name].append(await _run(*ways[name], state, called, options.get("context"), results))
-            runs[name][-1].require(number, forced)
+            runs[name].append(run := await _run(*ways[name], state, called, options.get("context"), results))
+            run.require(number, run if forced is None else runs[free[0]][0])
             if at == len(free):
                 forced = defaultdict[Any, Any](lambda: None, runs[free[0]][0].tokens)
             if tell is not None:
@@ -266,7 +266,7 @@ class _Run:
             self.ambiguous.add(request.place.author)
         self.tokens[request.place], self.words[request.place] = result.tokens, result.words
 
-    def require(self, number: int, forced: Mapping[CallPlace, Any] | None) -> None:
+    def require(self, number: int, first: _Run) -> None:
         """Raise `InvalidRequestError` if its words cannot be forced, or other agents spoke than in the first run."""
         if not self.tokens:
             raise InvalidRequestError(f"no agent answers input {number}: there is nothing to compare")
@@ -275,8 +275,7 @@ class _Run:
                 f"{', '.join(sorted(self.ambiguous))} ran several times in one place, in branches of a subgraph or in "
                 "a graph that a function calls again: such calls cannot be compared"
             )
-        known = {place for place, tokens in (forced or {}).items() if tokens is not None}
-        if forced is not None and not self.tokens.keys() <= known:
+        if not self.tokens.keys() <= first.tokens.keys():
             raise InvalidRequestError(f"input {number} runs other agents when it is run again: it cannot be compared")
 
 
@@ -294,7 +293,7 @@ class _Results:
         author = author_of(config)
         key = repr((author, superstep_of(config), place_in_superstep(config), _comparable(value)))
         # Each recorded result is replayed once: the same call may return something else each time.
-        known = iter(()) if self._keeps else self._remaining.setdefault(key, iter([*self._recorded.get(key, ())]))
+        known = self._remaining.setdefault(key, iter([*self._recorded.get(key, ())]))
         node_run = next((NodeRun(copy.deepcopy(result), is_known=True) for result in known), NodeRun())
         yield node_run
         # A function that calls agents must do so under every method; and handles belong to one engine.

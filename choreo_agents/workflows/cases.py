@@ -508,6 +508,8 @@ class DilemmaCase(Case):
     higher_is_better = False
 
     def play(self, item: Stakes, options: DilemmaOptions, prompts: Prompts, sampling: Sampling) -> Play:
+        from choreo_agents.graph import VisibilityRule
+
         players = {"Alice": prompts(item.alice or options.alice), "Bob": prompts(options.bob)}
         graph = workflows.prisoners_dilemma(
             dict(reversed(players.items())) if item.bob_first else players,
@@ -517,7 +519,9 @@ class DilemmaCase(Case):
             decisions=self.decisions(prompts),
             sampling=sampling,
         )
-        return Play(seen_by_bob(graph, options.leak))
+        rule = VisibilityRule(*RULES[options.leak])
+        back = VisibilityRule("reencoded") if rule.contexts else rule
+        return Play(graph.with_rule("alice", "bob", rule).with_rule("bob", "alice", back))
 
     def judge(self, item: Stakes, options: DilemmaOptions, prompts: Prompts, state: Mapping[str, Any]) -> Result:
         among = self.decisions(prompts)
@@ -530,15 +534,6 @@ class DilemmaCase(Case):
     def decisions(self, prompts: Prompts) -> tuple[str, ...]:
         """Return the decisions to choose from, the cooperative one first; empty if players decide in free text."""
         return prompts.names(DECISIONS, 2) if DECISIONS in prompts.texts else ()
-
-
-def seen_by_bob(graph: ChoreoGraph, leak: str) -> ChoreoGraph:
-    """Return the game with Bob's view of Alice as in the variant `leak`."""
-    from choreo_agents.graph import VisibilityRule
-
-    rule = VisibilityRule(*RULES[leak])
-    back = VisibilityRule("reencoded") if rule.contexts else rule
-    return graph.with_rule("alice", "bob", rule).with_rule("bob", "alice", back)
 
 
 _ALL = (DebateCase(), DirectCase(), IterativeDebateCase(), TreeCase(), MergeCase(), MultiQACase(), DilemmaCase())

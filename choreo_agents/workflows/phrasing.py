@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from jinja2 import StrictUndefined, Template
+from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from choreo_agents.errors import InvalidRequestError
@@ -21,9 +21,7 @@ _ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoesca
 """Sandbox for templates: a file of prompts may be untrusted."""
 
 
-@lru_cache(maxsize=256)
-def _template(text: str) -> Template:
-    return _ENVIRONMENT.from_string(text)
+_template = lru_cache(maxsize=256)(_ENVIRONMENT.from_string)
 
 
 @dataclass(frozen=True)

@@ -81,11 +81,7 @@ def graph() -> ChoreoGraph:
 
 def _prompt_for(node: str, talks: int, talk: str, decide: str) -> Callable[[Mapping[str, Any]], str | None]:
     """Return a player's prompt function: to talk on its first turn, to decide after `talks` turns, else no prompt."""
-
-    def ask(state: Mapping[str, Any]) -> str | None:
-        return {0: talk, talks: decide}.get(_count_turns(state, node) % (talks + 1))
-
-    return ask
+    return lambda state: {0: talk, talks: decide}.get(_count_turns(state, node) % (talks + 1))
 
 
 def _choices_for(node: str, talks: int, decisions: Sequence[str]) -> Callable[[Mapping[str, Any]], Sequence[str]]:
