@@ -97,14 +97,11 @@ def run_case(
             temperature = 0.7 if inputs is not None else _TEMPERATURES.get(case.name, 0.7)
         loaded = load(console, model, loading)
         base = make_setup(case, options, loaded, prompts, temperature, top_p, max_tokens)
-        setting = Setting(
-            loaded, base, cases.problem(case.name, seed), seed, Memory(kv_budget_bytes=int(kv_gib * (1 << 30)))
-        )
+        item = cases.problem(case.name, seed)
+        if isinstance(options, RecordOptions):
+            item = cases.debate_problem(seed, agents=options.agents, reports=options.reports)
+        setting = Setting(loaded, base, item, seed, Memory(kv_budget_bytes=int(kv_gib * (1 << 30))))
         if not items:
-            if isinstance(options, RecordOptions):
-                setting = replace(
-                    setting, item=cases.debate_problem(seed, agents=options.agents, reports=options.reports)
-                )
             times = 0 if no_compare else repeats or (5 if loaded.has_embedded_vocabulary else 1)
             show(console, setting, model, variant, times, html, as_json=as_json)
             return
@@ -150,22 +147,18 @@ def _play_all(
         raise typer.Exit(1)
 
 
-def run_doc(case: Case) -> str:
-    """Return the `--help` text of a workflow's command."""
+def run_workflow(case: Case) -> Callable[..., None]:
+    """Return the command that runs a workflow."""
+    if case.name == "debate":
+        return command_of(RecordDebate(), run_case, RecordDebate.__doc__ or "", seed=6)
     spelled = case.name.replace("_", "-")
-    return (
+    doc = (
         f"{case.summary}\n\nThe task is one of twenty in the embedded model's language, and its progress is shown. "
         "With --inputs every line of a file is processed, many at a time; each result is a line of JSON, in --out or "
         f"else on stdout.\n\nMethods: {', '.join(case.variants)}.\n\n[b]Examples[/b]\n\n  choreo run {spelled} --seed "
         f"7\n  choreo run {spelled} --model path/or/hub-name --inputs items.jsonl --out results.jsonl"
     )
-
-
-def run_workflow(case: Case) -> Callable[..., None]:
-    """Return the command that runs a workflow."""
-    if case.name == "debate":
-        return command_of(RecordDebate(), run_case, RecordDebate.__doc__ or "", seed=6)
-    return command_of(case, run_case, run_doc(case))
+    return command_of(case, run_case, doc)
 
 
 def show(
