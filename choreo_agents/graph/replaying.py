@@ -31,7 +31,7 @@ from choreo_agents.errors import InvalidRequestError, ReplayError
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph, require_compiled
 from choreo_agents.graph.copying import GraphCopy
 from choreo_agents.graph.langgraph_internals import called_with
-from choreo_agents.graph.recording.packing import Packing
+from choreo_agents.graph.recording.packing import unpack
 from choreo_agents.graph.run_context import Answer, CallRequest, CallResult, RunContext, RunListener
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.view.call_id import RunOptions
@@ -213,7 +213,7 @@ async def afork(app: CompiledChoreoGraph, path: str | Path, **options: Unpack[Fo
                 config["recursion_limit"] = run.recursion_limit
             graph, listener = graphs[run.kept], RunListener(answers.answer, (answers.compare,))
             config = replace(RunContext.of(called_with(graph, config)), listener=listener).into(config)
-            graph_input = _input_of(recording, run, Packing(builder), None if number else settings.get("input"))
+            graph_input = _input_of(recording, run, builder, None if number else settings.get("input"))
             values, outcome = await _run_again(graph, run, graph_input, config, answers, options.get("context"))
             if answers.ended is not None and not answers.is_open and outcome != answers.ended.outcome:
                 differences.append(
@@ -241,7 +241,7 @@ def recorded_engine(app: CompiledChoreoGraph, header: RecordingHeader) -> Engine
     )
 
 
-def _input_of(recording: Recording, run: RunStarted, packing: Packing, changed: Any) -> Any:
+def _input_of(recording: Recording, run: RunStarted, builder: Any, changed: Any) -> Any:
     """Return the recorded input of a run, or the changed one; a text replaces that of its last message."""
     if changed is not None and not isinstance(changed, str):
         return changed
@@ -250,7 +250,7 @@ def _input_of(recording: Recording, run: RunStarted, packing: Packing, changed: 
             f"the input of run {run.run + 1} of {str(recording.path)!r} is not in the recording: it is confidential, "
             "or of types that the graph's schemas do not name. Record with record(path, confidential=True)"
         )
-    graph_input = packing.unpack(run.input)
+    graph_input = unpack(run.input, builder)
     if changed is None:
         return graph_input
     if graph_input is not None and not isinstance(graph_input, Mapping):

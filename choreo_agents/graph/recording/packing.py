@@ -17,35 +17,31 @@ from choreo_agents.graph.langgraph_internals import strict_serializer
 from choreo_agents.graph.signer import is_confidential
 
 
-class Packing:
-    """Serializer for one graph: it restores only types that the graph's schemas name.
+def pack(value: Any, builder: Any = None) -> str | None:
+    """Return a value as text; None if it would not be restored equal in type (tuples may become lists).
 
     Args:
-        builder: Builder of the graph; None: no graph, so that its types are restored as plain values.
+        value: The value.
+        builder: Builder of the graph whose schemas name the types that are restored; None: only plain values are.
     """
+    try:
+        kind, data = strict_serializer(builder).dumps_typed(value)
+        text = f"{kind}:{base64.b64encode(data).decode()}"
+        restored = unpack(text, builder)
+    except Exception:  # user-defined types may raise anything
+        return None
+    return text if [*map(_kind, _parts(value))] == [*map(_kind, _parts(restored))] else None
 
-    def __init__(self, builder: Any) -> None:
-        self._serializer = strict_serializer(builder)
 
-    def pack(self, value: Any) -> str | None:
-        """Return a value as text; None if it would not be restored equal in type (tuples may become lists)."""
-        try:
-            kind, data = self._serializer.dumps_typed(value)
-            text = f"{kind}:{base64.b64encode(data).decode()}"
-            restored = self.unpack(text)
-        except Exception:  # user-defined types may raise anything
-            return None
-        return text if [*map(_kind, _parts(value))] == [*map(_kind, _parts(restored))] else None
-
-    def unpack(self, text: str) -> Any:
-        """Return the value of a text; raises `InvalidRequestError` if the text is no packed value."""
-        kind, _, written = text.partition(":")
-        if kind not in ("msgpack", "null"):  # other kinds, such as pickle, may run code
-            raise InvalidRequestError(f"values packed as {kind!r} cannot be read")
-        try:
-            return self._serializer.loads_typed((kind, base64.b64decode(written, validate=True)))
-        except Exception as error:  # user-defined types may raise anything
-            raise InvalidRequestError(f"a value of the recording is damaged: {error}") from error
+def unpack(text: str, builder: Any = None) -> Any:
+    """Return the value of a text; raises `InvalidRequestError` if the text is no packed value."""
+    kind, _, written = text.partition(":")
+    if kind not in ("msgpack", "null"):  # other kinds, such as pickle, may run code
+        raise InvalidRequestError(f"values packed as {kind!r} cannot be read")
+    try:
+        return strict_serializer(builder).loads_typed((kind, base64.b64decode(written, validate=True)))
+    except Exception as error:  # user-defined types may raise anything
+        raise InvalidRequestError(f"a value of the recording is damaged: {error}") from error
 
 
 def is_private(value: Any) -> bool:
@@ -61,7 +57,7 @@ def is_private(value: Any) -> bool:
 
 def describe_packed(packed: str) -> str:
     """Return a packed value as text for people: JSON, in which a message is its text."""
-    value = Packing(None).unpack(packed)
+    value = unpack(packed)
     return json.dumps(value, ensure_ascii=False, skipkeys=True, default=lambda part: getattr(part, "text", repr(part)))
 
 

@@ -16,7 +16,7 @@ from choreo_agents.engine.recording.recorder import Recorder
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.langgraph_internals import branch_of, is_nested, saved_state_of, superstep_of, thread_of
 from choreo_agents.graph.nesting import author_of
-from choreo_agents.graph.recording.packing import Packing, is_private
+from choreo_agents.graph.recording.packing import is_private, pack
 from choreo_agents.graph.run_context import CallRequest, CallResult, NodeRun, RunContext
 from choreo_agents.graph.view.call_id import options_of
 
@@ -85,7 +85,7 @@ class RecordedRun:
                 inside=self._is_inside,
                 kept=self.saved is not None,
                 seed=options_of(called).seed,
-                input=None if hidden else Packing(builder).pack(graph_input),
+                input=None if hidden else pack(graph_input, builder),
                 unknown_start=self._unknown_start(snapshot),
                 recursion_limit=called.get("recursion_limit"),
                 interrupts={name: nodes if isinstance(nodes, str) else [*nodes] for name, nodes in stops.items()},

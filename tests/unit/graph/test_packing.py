@@ -15,7 +15,7 @@ from langgraph.types import Command, Overwrite, Send
 from typing_extensions import TypedDict
 
 from choreo_agents import ChoreoGraph
-from choreo_agents.graph.recording.packing import Packing, is_private
+from choreo_agents.graph.recording.packing import is_private, pack, unpack
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text() | st.floats(allow_nan=False),
@@ -25,9 +25,9 @@ PLAIN = st.recursive(
 
 @given(PLAIN)
 def test_plain_values_come_back_as_they_were(value: Any) -> None:
-    text = Packing(None).pack(value)
+    text = pack(value)
     assert text is not None
-    back = Packing(None).unpack(text)
+    back = unpack(text)
     assert back == value and repr(back) == repr(value)
 
 
@@ -43,14 +43,13 @@ def test_plain_values_come_back_as_they_were(value: Any) -> None:
     ids=repr,
 )
 def test_inputs_come_back(value: Any) -> None:
-    packing = Packing(None)
-    text = packing.pack(value)
-    assert text is not None and repr(packing.unpack(text)) == repr(value)
+    text = pack(value)
+    assert text is not None and repr(unpack(text)) == repr(value)
 
 
 def test_a_tuple_comes_back_as_a_list() -> None:
-    text = Packing(None).pack({"messages": [("user", "Hm.")]})
-    assert text is not None and Packing(None).unpack(text) == {"messages": [["user", "Hm."]]}
+    text = pack({"messages": [("user", "Hm.")]})
+    assert text is not None and unpack(text) == {"messages": [["user", "Hm."]]}
 
 
 @dataclass
@@ -65,10 +64,10 @@ class MyState(TypedDict):
 
 
 def test_only_types_that_the_graphs_schemas_name_are_read_back() -> None:
-    assert Packing(None).pack({"mine": Mine(3)}) is None
-    named = Packing(ChoreoGraph(MyState))
-    text = named.pack({"mine": Mine(3)})
-    assert text is not None and named.unpack(text) == {"mine": Mine(3)}
+    assert pack({"mine": Mine(3)}) is None
+    named = ChoreoGraph(MyState)
+    text = pack({"mine": Mine(3)}, named)
+    assert text is not None and unpack(text, named) == {"mine": Mine(3)}
 
 
 def test_nothing_is_unpickled() -> None:
@@ -76,7 +75,7 @@ def test_nothing_is_unpickled() -> None:
 
     written = base64.b64encode(pickle.dumps([1])).decode()
     with pytest.raises(ValueError, match="'pickle' cannot be read"):
-        Packing(None).unpack(f"pickle:{written}")
+        unpack(f"pickle:{written}")
 
 
 def test_confidential_words_and_thoughts_are_seen_wherever_they_stand() -> None:
