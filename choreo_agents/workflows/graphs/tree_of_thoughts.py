@@ -67,13 +67,6 @@ def stand(state: Mapping[str, Any], branches: int) -> dict[str, Any]:
     return {"candidates": candidates, "thoughts": len(ids)}
 
 
-def numbered(state: Mapping[str, Any]) -> list[tuple[int, str]]:
-    """Return number, counted from 0 over all levels, and text of each candidate of the level."""
-    words = {message.id: str(message.text) for message in state["messages"]}
-    first = state["thoughts"] - len(state["candidates"])
-    return [(first + index, words.get(thought[-1], "")) for index, thought in enumerate(state["candidates"])]
-
-
 def sent(state: Mapping[str, Any], thoughts: Sequence[Thought], visibility: Mode) -> dict[str, Any]:
     """Return the view of a branch that sees the input and these thoughts only."""
     inputs = [entry["message_id"] for entry in state["handles"] if entry["author"] == START]
@@ -153,7 +146,9 @@ def tree_of_thoughts(
         ]
 
     def ballots(state: Mapping[str, Any]) -> list[str | None]:
-        return [ballot(name_of(number), words) for number, words in numbered(state)]
+        words = {message.id: str(message.text) for message in state["messages"]}
+        numbered = enumerate(state["candidates"], start=state["thoughts"] - len(state["candidates"]))
+        return [ballot(name_of(number), words.get(thought[-1], "")) for number, thought in numbered]
 
     def poll(state: Mapping[str, Any]) -> list[Send]:
         view = sent(state, state["candidates"], visibility)
