@@ -395,7 +395,7 @@ class InputFilter:
 
         Args:
             graph_input: Input of the graph's caller.
-            snapshot: The saved state, if `compares` asked for it.
+            snapshot: The saved state, if `snapshot_config` asked for it.
         """
         if graph_input is None or self._signer is None:
             return graph_input
