@@ -84,8 +84,6 @@ class KVCache:
         """Entries by tenant, so that what others have makes nobody's statistics slower."""
         self._resident: OrderedDict[CacheEntry, None] = OrderedDict()
         """Entries in the pool, least recently used first."""
-        self._wanted: dict[CacheEntry, None] = {}
-        """Entries that requests wait to read."""
         self.on_drop: Callable[[str], None] = lambda message_id: None
         """Called with the message of each entry that was dropped."""
 
@@ -103,7 +101,6 @@ class KVCache:
         own.remove(entry)
         if not own:
             del self._entries[entry.tenant]
-        self._wanted.pop(entry, None)
         self._host.take(entry)
         segment, entry.staged = entry.segment, None
         self._set_segment(entry, None)
@@ -221,7 +218,7 @@ class KVCache:
 
         If that cannot be reached, nothing is evicted.
         """
-        waiting_tokens = sum(entry.idle_tokens for entry in self._wanted)
+        waiting_tokens = sum(entry.idle_tokens for entry in self._resident if entry.wanted)
         is_enough = self.pool.free_tokens + self.pool.idle_tokens - waiting_tokens >= tokens
         if is_enough:
             self.evict(tokens)
@@ -238,15 +235,12 @@ class KVCache:
         if not entry.wanted and not self.in_memory(entry) and not entry.has_file:
             self.files.find(entry)  # may have been written since; not looked up while another request recomputes it
         entry.wanted += 1
-        self._wanted[entry] = None
 
     def unwant(self, entry: CacheEntry) -> None:
         """Undo one `want`; KV that was staged for it moves to the host tier or a file."""
         if not entry.wanted:
             raise KVMemoryError(f"message {entry.key!r} is wanted by fewer requests than gave it up")
         entry.wanted -= 1
-        if not entry.wanted:
-            self._wanted.pop(entry, None)
         if entry.wanted or entry not in self or entry.staged is None or entry.writing is not None:
             return
         kv, entry.staged = entry.staged, None
@@ -283,7 +277,6 @@ class KVCache:
         self._host.check()
         entries = self.entries_of(None)
         assert {*self._resident} == {entry for entry in entries if entry.segment is not None}
-        assert {*self._wanted} == {entry for entry in entries if entry.wanted}
         for entry in entries:
             assert entry.staged is None or entry.wanted or entry.writing is not None
             assert entry.wanted >= 0 and entry.pins >= 0
