@@ -30,8 +30,6 @@ SUFFIX, _PARTIAL = ".safetensors", ".partial"
 # Opening a FIFO must not wait for its writer, and links are refused.
 _READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _MAKING = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-_REPLACED = 8
-"""Attempts to open a file that other processes replace meanwhile."""
 _ABANDONED_S = 3600.0
 """Age, in seconds, from which a half-written file counts as abandoned."""
 BROKEN = ".broken"
@@ -82,12 +80,30 @@ class KVStore:
         self.look()
 
     def make_folder(self) -> None:
-        """Make the directory.
+        """Make the directory, which only this user can access.
 
         Raises:
             InvalidRequestError: It, or one above it, is another user's. OSError: It cannot be made.
         """
-        below(self._top, *self._names)
+        folder = self._top
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = folder.stat()
+        shared = stat.S_IMODE(about.st_mode) & 0o002 and not about.st_mode & stat.S_ISVTX
+        if shared or not (_ours(about) or about.st_uid == 0):
+            raise InvalidRequestError(
+                f"{str(folder)!r} is another user's, or everybody may rename files in it: use a folder of your own for "
+                "KV"
+            )
+        for name in self._names:
+            folder = folder / name
+            folder.mkdir(mode=0o700, exist_ok=True)
+            about = folder.lstat()
+            if not stat.S_ISDIR(about.st_mode) or not _ours(about):
+                raise InvalidRequestError(
+                    f"{str(folder)!r} is a link or another user's: use a folder of your own for KV"
+                )
+            if stat.S_IMODE(about.st_mode) & 0o077:
+                folder.chmod(0o700)
 
     def knows(self, message_id: str) -> bool:
         """Return whether there was a file when the store last looked, without looking."""
@@ -96,12 +112,11 @@ class KVStore:
     def has(self, message_id: str) -> bool:
         """Look whether there is a file, usable or not, and remember it for `knows`."""
         with self._lock:
-            exists = is_regular(self._path(message_id))
-            if exists:
-                self._known.add(message_id)
-            else:
-                self._known.discard(message_id)
-            return exists
+            self._known.discard(message_id)
+            with suppress(OSError):
+                if stat.S_ISREG(self._path(message_id).lstat().st_mode):
+                    self._known.add(message_id)
+            return message_id in self._known
 
     def look(self) -> int:
         """List all files, including those of other processes, and return their bytes in all."""
@@ -139,7 +154,8 @@ class KVStore:
         except UnusableFileError as error:
             self._set_aside(message_id, str(error))
             return None
-        used_now(path)
+        with suppress(OSError):
+            os.utime(path, follow_symlinks=False)  # it is the most recently used one
         return loaded
 
     def drop(self, message_id: str) -> None:
@@ -197,47 +213,6 @@ class KVStore:
         return self.folder / f"{message_id}{SUFFIX}"
 
 
-def private_folder(folder: Path) -> Path:
-    """Make a directory, if need be, that only this user can access.
-
-    Raises:
-        InvalidRequestError: It is a link, or another user's.
-    """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    about = folder.lstat()
-    if not stat.S_ISDIR(about.st_mode) or not _ours(about):
-        raise InvalidRequestError(f"{str(folder)!r} is a link or another user's: use a folder of your own for KV")
-    if stat.S_IMODE(about.st_mode) & 0o077:
-        folder.chmod(0o700)
-    return folder
-
-
-def below(folder: Path, *names: str) -> Path:
-    """Make private directories, one in the other, below one that the user has named.
-
-    Raises:
-        InvalidRequestError: Another user could replace them.
-    """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    about = folder.stat()
-    shared = stat.S_IMODE(about.st_mode) & 0o002 and not about.st_mode & stat.S_ISVTX
-    if shared or not (_ours(about) or about.st_uid == 0):
-        raise InvalidRequestError(
-            f"{str(folder)!r} is another user's, or everybody may rename files in it: use a folder of your own for KV"
-        )
-    for name in names:
-        folder = private_folder(folder / name)
-    return folder
-
-
-def is_regular(path: Path) -> bool:
-    """Return whether a path is a regular file, and no link."""
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
-        return False
-
-
 def write_private(path: Path, written: Written) -> None:
     """Write a file that only this user can read, atomically; replaces any file of that name.
 
@@ -256,19 +231,29 @@ def write_private(path: Path, written: Written) -> None:
             partial.unlink(missing_ok=True)
 
 
-def read_private(path: Path, least: int, most: int) -> Written:
+def read_private(path: Path, least: int, most: int, attempts: int = 8) -> Written:
     """Read a file without blocking.
 
     Args:
         path: The file.
         least: Fewest bytes that are accepted; `most`: the most.
+        attempts: Most attempts to open it again if other processes replace it meanwhile.
 
     Raises:
         FileNotFoundError: There is no such file.
         UnusableFileError: It is a link, no regular file, another user's, of another size, or damaged.
     """
-    descriptor, status = _open(path)
     try:
+        descriptor = os.open(path, _READING)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        why = "is a link" if error.errno == errno.ELOOP else f"cannot be opened: {error.strerror}"
+        raise UnusableFileError(why) from error
+    try:
+        status = os.fstat(descriptor)
+        if not status.st_nlink and attempts:  # removed or replaced since it was opened
+            return read_private(path, least, most, attempts - 1)
         if not stat.S_ISREG(status.st_mode):
             raise UnusableFileError("is not a regular file")
         if not _ours(status) or status.st_nlink != 1:
@@ -277,6 +262,8 @@ def read_private(path: Path, least: int, most: int) -> Written:
             raise UnusableFileError(f"has {status.st_size} bytes, expected {least} to {most}")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             data = file.read(status.st_size)
+    except FileNotFoundError:
+        raise
     except OSError as error:
         raise UnusableFileError(f"cannot be read: {error.strerror}") from error
     finally:
@@ -302,33 +289,6 @@ def remove_abandoned(folder: Path) -> None:
         if path.suffix == _PARTIAL and time.time() - changed > _ABANDONED_S:
             with suppress(OSError):
                 path.unlink()
-
-
-def used_now(path: Path) -> None:
-    """Mark a file as most recently used."""
-    with suppress(OSError):
-        os.utime(path, follow_symlinks=False)
-
-
-def _open(path: Path) -> tuple[int, os.stat_result]:
-    """Open a file; return its descriptor and status. Raises as `read_private`."""
-    for _ in range(_REPLACED):
-        try:
-            descriptor = os.open(path, _READING)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            why = "is a link" if error.errno == errno.ELOOP else f"cannot be opened: {error.strerror}"
-            raise UnusableFileError(why) from error
-        try:
-            status = os.fstat(descriptor)
-        except OSError as error:
-            os.close(descriptor)
-            raise UnusableFileError(f"cannot be read: {error.strerror}") from error
-        if status.st_nlink:
-            return descriptor, status
-        os.close(descriptor)  # removed or replaced since it was opened
-    raise UnusableFileError("keeps being replaced")
 
 
 def _ours(about: os.stat_result) -> bool:
