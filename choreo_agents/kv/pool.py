@@ -169,7 +169,7 @@ class KVPool:
         """
         self._require_live(segment, "read")
         sides = self._layers()
-        where = self._slots(segment, sides[0][0].device)
+        where = self.slots(segment, 0, segment.encoded)
         keys, values = (torch.stack([layer[:, where] for layer in side]) for side in sides)
         return HostKV(keys, values) if keys.device.type == "cpu" else self._copy_to_host(keys, values)
 
@@ -207,10 +207,10 @@ class KVPool:
                 side[layer][:, run.start : run.end].copy_(part[layer][:, at : at + run.length])
             at += run.length
 
-    def _slots(self, segment: Segment, device: torch.device) -> Tensor:
-        """Return the slots of a segment's encoded tokens, in order."""
-        runs = segment.slots(0, segment.encoded)
-        slots = torch.cat([torch.arange(run.start, run.end) for run in runs])
+    def slots(self, segment: Segment, first: int, count: int) -> Tensor:
+        """Return the slots of tokens `first` to `first + count` of a segment, in order, on the pool's device."""
+        slots = torch.cat([torch.arange(run.start, run.end) for run in segment.slots(first, count)])
+        device = self.keys[0].device
         if device.type != "cuda":
             return slots.to(device)
         return slots.pin_memory().to(device, non_blocking=True)  # a pageable copy would wait for the steps under way

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from choreo_agents.kv.geometry import KVGeometry
-
 
 class HostKV:
     """Keys and values of one message, [layers, kv_heads, tokens, head_dim] each, on the host.
@@ -45,9 +43,3 @@ class HostKV:
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors by name."""
         return {"keys": self.keys, "values": self.values}
-
-
-def shapes_of(geometry: KVGeometry, tokens: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Return shape and type of each of `HostKV.tensors`, for a message with a number of tokens."""
-    shape = ((geometry.layers, geometry.kv_heads, tokens, geometry.head_dim), geometry.dtype)
-    return {"keys": shape, "values": shape}

@@ -388,15 +388,11 @@ class Executor:
         part = make_step(new_rows, step.arrivals)
         if not part.tokens:
             return logits
-        if not part.logits_at:
-            logits = logits.clone() if is_all else logits
-            self._run(part, wait)
-            return logits
-        return self._merge_logits(step, part, places, logits.clone() if is_all else logits, wait)
-
-    def _merge_logits(self, step: Step, part: Step, places: Mapping[int, int], logits: Tensor, wait: Wait) -> Tensor:
-        """Merge logits that are known with those of the part that must be computed, in the order of the step."""
+        if is_all:
+            logits = logits.clone()  # the part's pass overwrites it
         computed = self._run(part, wait)
+        if not part.logits_at:
+            return logits
         self._next = None
         of_known, of_part = iter(range(len(logits))), iter(range(len(logits), len(logits) + len(computed)))
         order = [next(of_known if row.number in places else of_part) for row in step.rows if row.samples]
@@ -488,18 +484,14 @@ class Executor:
     def _map(self, row: Row, wait: Wait) -> None:
         """Fill a row's slots with the KV that a mapper computes from its only piece."""
         mapper, [piece] = self._mappers[row.mapper], row.view
-        source = self._slots(piece.segment, row.first, len(row.tokens))
-        target = self._slots(row.segment, row.first, len(row.tokens))
+        source = self.pool.slots(piece.segment, row.first, len(row.tokens))
+        target = self.pool.slots(row.segment, row.first, len(row.tokens))
         first = row.segment.native_offset + row.first
         positions = torch.arange(first, first + len(row.tokens), device=source.device)
         for layer, (keys, values) in enumerate(zip(self.pool.keys, self.pool.values, strict=True)):
             wait(layer)
             moved = mapper.moved(layer, keys[:, source], piece.shift)
             keys[:, target], values[:, target] = mapper.map(layer, moved, values[:, source], positions)
-
-    def _slots(self, segment: Segment, first: int, count: int) -> Tensor:
-        runs = segment.slots(first, count)
-        return torch.cat([torch.arange(run.start, run.end) for run in runs]).to(self.adapter.device)
 
 
 class _LastAttention(NamedTuple):

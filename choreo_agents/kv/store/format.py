@@ -14,7 +14,7 @@ from torch import Tensor
 
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.kv.store.key import KVKey
-from choreo_agents.kv.tiers import HostKV, shapes_of
+from choreo_agents.kv.tiers import HostKV
 
 _HEADER_BYTES, _TOKEN_BYTES = 1 << 22, 16
 """Upper bound on a file's metadata: bytes in all, including the ids of parents, and per token."""
@@ -56,8 +56,8 @@ def opened(
     """
     about, tensors = dict(written[0]), written[1]
     given, at = about.pop("seal", ""), about.get("native_offset", "")
-    shapes = shapes_of(geometry, tokens)
-    if {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()} != shapes:
+    shape = (geometry.layers, geometry.kv_heads, tokens, geometry.head_dim), geometry.dtype
+    if {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()} != {"keys": shape, "values": shape}:
         raise UnusableFileError("has KV of another shape or dtype")
     if not at.isdecimal() or about | expected != about:
         raise UnusableFileError("belongs to another message")
