@@ -250,7 +250,9 @@ class EngineCore:
         files = EntryFiles(disk, self.kept, self.tier_counters, self._skipped, self._emit)
         self.cache = KVCache(self.pool, HostedEntries(memory.host_bytes), files, self.tier_counters)
         self.cache.on_drop = self.execution.release
-        self.table = (table or MessageTable(self.cache, adapter.fingerprint, self.next_number)).enter_cache(self.cache)
+        if table is not None:
+            table.move_to(self.cache)
+        self.table = table or MessageTable(self.cache, adapter.fingerprint, self.next_number)
         self.method: Method = ChoreoMethod(self.table)
         """Encodes requests, and frees memory for them."""
         if self.settings.method != "choreo":
@@ -297,11 +299,9 @@ class EngineCore:
             self._end.detach()
             _close(self.lock, self.loop, self._disk)
             with self.lock:
-                table = self.table
-                table.leave_cache()
                 # The old memory must be freed before the new one is allocated: both may not fit.
                 self.pool.give_up()
-                self._start(table)
+                self._start(self.table)
         self.execution.begin(self)
 
 

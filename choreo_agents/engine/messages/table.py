@@ -59,26 +59,15 @@ class MessageTable:
         """Answers of calls that may be repeated, by idempotency key. A message has its own keys, too."""
         self._in_scope: dict[Scope, dict[Message, None]] = {}
         """Messages leased in each open scope."""
-        self._moving: dict[str, int] = {}
-        """Pins of each message while the table moves from one cache to another."""
 
-    def leave_cache(self) -> None:
-        """Detach all messages from the cache, which is given up: only lineage is left until `enter_cache`."""
-        self.recomputing.clear()
-        for message in self._known.values():
-            if message.entry is not None:
-                self._moving[message.handle.id] = message.entry.pins
-                message.entry = None
-
-    def enter_cache(self, cache: KVCache) -> MessageTable:
-        """Attach the messages to another, empty cache: what is read is computed again."""
+    def move_to(self, cache: KVCache) -> None:
+        """Attach the messages to another, empty cache: only lineage is left, and what is read is computed again."""
         self.cache = cache
-        for message_id, pins in self._moving.items():
-            message = self._leased.get(message_id)
-            if message is not None:
-                self.cache.pin(self._add_entry(message, None), pins)
-        self._moving.clear()
-        return self
+        self.recomputing.clear()
+        for message in list(self._known.values()):
+            entry, message.entry = message.entry, None
+            if entry is not None and message.leases:
+                cache.pin(self._add_entry(message, None), entry.pins)
 
     def find(self, handle: MessageHandle, tenant: str) -> Message:
         """Return the leased message that a tenant's handle names.
@@ -537,13 +526,15 @@ class FromCache(Encoding):
                 if not self.cache.restore(entry, arrivals):
                     return None
                 self.arriving += [(entry, arrival) for arrival in arrivals[len(self.arriving) :]]
-                brought = _required(entry.segment, entry)
+                brought = entry.segment
+                assert brought is not None
                 self.cache.pool.pin(brought)
                 self.pinned.append(brought)
         pieces: list[Piece] = []
         placement = self.lineage.placement
         for entry, offset in zip(self.entries, placement.offsets, strict=True):
-            segment = _required(self._segment(entry), entry)
+            segment = self._segment(entry)
+            assert segment is not None
             self.cache.touch(entry)
             pieces.append(Piece(segment, 0, entry.tokens, offset))
         return Binding(tuple(pieces), self.lineage.tokens, placement.position, tuple(arrivals))
@@ -577,13 +568,6 @@ class FromCache(Encoding):
                 all_of_it.callback(self.table.unwant, parent)
             for future in self.awaited.values():
                 all_of_it.callback(future.cancel)
-
-
-def _required(segment: Segment | None, entry: CacheEntry) -> Segment:
-    """Return a segment that must be in the pool by now; raises `KVMemoryError` otherwise."""
-    if segment is None:
-        raise KVMemoryError(f"message {entry.key!r} is read before it is in the pool")
-    return segment
 
 
 @dataclass(eq=False)
