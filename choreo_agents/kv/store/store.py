@@ -76,7 +76,6 @@ class KVStore:
         """Held while `_known` changes, together with the look at the files from which the change follows."""
         self._spare_bytes = -1
         """Bytes that may be written before the directory is listed again."""
-        remove_abandoned(self.folder)
         self.look()
 
     def make_folder(self) -> None:
@@ -203,9 +202,16 @@ class KVStore:
         self._spare_bytes = (self.budget_bytes - used) // _WRITERS
 
     def _list(self) -> list[tuple[float, int, Path]]:
-        """List the directory's files, and remember those that can be read."""
+        """List the directory's files, and remember those that can be read; remove half-written ones of killed
+        processes."""
+        files: list[tuple[float, int, Path]] = []
         with self._lock:  # else what other threads note meanwhile would be forgotten
-            files = [file for file in sizes(self.folder) if file[2].suffix in (SUFFIX, BROKEN)]
+            for used, size, path in sizes(self.folder):
+                if path.suffix in (SUFFIX, BROKEN):
+                    files.append((used, size, path))
+                elif path.suffix == _PARTIAL and time.time() - used > _ABANDONED_S:
+                    with suppress(OSError):
+                        path.unlink()
             self._known = {path.stem for _, _, path in files if path.suffix == SUFFIX}
         return files
 
@@ -281,14 +287,6 @@ def sizes(folder: Path) -> Iterator[tuple[float, int, Path]]:
             about = entry.stat(follow_symlinks=False)
             if not stat.S_ISDIR(about.st_mode):
                 yield about.st_mtime, about.st_size, folder / entry.name
-
-
-def remove_abandoned(folder: Path) -> None:
-    """Remove half-written files of processes that were killed long ago."""
-    for changed, _, path in list(sizes(folder)):
-        if path.suffix == _PARTIAL and time.time() - changed > _ABANDONED_S:
-            with suppress(OSError):
-                path.unlink()
 
 
 def _ours(about: os.stat_result) -> bool:
