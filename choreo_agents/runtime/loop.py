@@ -224,8 +224,7 @@ class ActiveRequests:
         """Return the error of a request that the scheduling policy gives up."""
         own, absent = self.pool.rounded(request.room()), request.encoding.claimed_tokens(set())
         free = self.pool.free_tokens + self._reclaimer.evictable_tokens()
-        read, by_policy = request.encoding.pinned_tokens(), own + absent <= free
-        return self._no_room_error(request, own, absent, read, free, by_policy=by_policy)
+        return self._no_room_error(request, own, absent, request.encoding.pinned_tokens(), free)
 
     def _announce(self, request: Request) -> None:
         fields = request.submitted_s, request.number, request.kind, request.author, request.role
@@ -324,9 +323,7 @@ class ActiveRequests:
         number, charges = request.number, request.charges
         self._emit(RequestFinished(now, number, outcome, tokens_reused=reused, tokens_outside_view=beyond, **charges))
 
-    def _no_room_error(
-        self, request: Request, own: int, absent: int, read: int, free: int, *, by_policy: bool = False
-    ) -> CapacityError:
+    def _no_room_error(self, request: Request, own: int, absent: int, read: int, free: int) -> CapacityError:
         """Return the error of a request that cannot be admitted though nothing runs.
 
         Args:
@@ -335,13 +332,12 @@ class ActiveRequests:
             absent: ... and for what it reads and is not in the pool.
             read: Tokens of what it reads that are pinned in the pool for it.
             free: Tokens that are free once everything unused is evicted.
-            by_policy: Whether the scheduling policy gave it up.
         """
         pool = self.pool
         needed = f"{own + absent} tokens ({(own + absent) * pool.geometry.bytes_per_token} bytes)"
         if absent:
             needed += f", {own} for what it writes and {absent} for what it reads"
-        if by_policy:
+        if own + absent <= free:
             return CapacityError(
                 f"the scheduling policy rejected the call: it needs room for {needed}, and {free} of "
                 f"{pool.total_tokens} are free or can be evicted. Call again, or change the policy"
