@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from choreo_agents.errors import AdapterError
@@ -168,10 +168,10 @@ def read_loaded(model: ModelAdapter, folder: str | Path) -> Loaded:
     folder = Path(folder)
     if not folder.is_dir():
         raise AdapterError(f"there is no folder {str(folder)!r}: pass one that a training run or peft wrote")
-    loaded = Loaded(folder, None, None)
+    lora, mapper, mapper_key = None, None, ""
     if (folder / MAPPER_FILE).is_file():
-        mapper = load_mapper(folder, model.geometry, model.kinds, model.weights)
-        loaded = replace(loaded, mapper=mapper.to(model.device), mapper_key=mapper.fingerprint)
-    if loaded.mapper is None or (folder / CONFIG_FILE).is_file() or (folder / WEIGHTS_FILE).is_file():
-        loaded = replace(loaded, lora=model.read_adapter(folder))
-    return replace(loaded, boundaries=reads_boundaries(folder))
+        mapper = load_mapper(folder, model.geometry, model.kinds, model.weights).to(model.device)
+        mapper_key = mapper.fingerprint
+    if mapper is None or (folder / CONFIG_FILE).is_file() or (folder / WEIGHTS_FILE).is_file():
+        lora = model.read_adapter(folder)
+    return Loaded(folder, lora, mapper, mapper_key, reads_boundaries(folder))
