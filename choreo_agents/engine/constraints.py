@@ -294,7 +294,8 @@ class ThoughtsReader:
         self._end = TextEnd(model, thinking.end, special=True, lines=True)
         self._after = thinking.after
         self._phase: Phase = "thoughts"
-        self._left: tuple[int, ...] = ()
+        self.rest: tuple[int, ...] = ()
+        """Tokens still to come before the answer, once the thoughts are over; empty before."""
         self._blank_lines = 0
 
     def add(self, token: int) -> Phase:
@@ -304,25 +305,20 @@ class ThoughtsReader:
                 line_ends = self._end.behind
                 while not self._after.text.startswith(line_ends):
                     line_ends = line_ends[:-1]
-                self._phase, self._left = "close", tuple(self._model.encode(self._after.removeprefix(line_ends)))
+                self._phase, self.rest = "close", tuple(self._model.encode(self._after.removeprefix(line_ends)))
                 return "close"
             return "thoughts"
-        if self._left and token == self._left[0]:
-            self._left = self._left[1:]
+        if self.rest and token == self.rest[0]:
+            self.rest = self.rest[1:]
             return "close"
         if self._phase == "close" and self._blank_lines < BLANK_LINES and self._is_blank(token):
             self._blank_lines += 1
             return "close"
-        self._phase, self._left = "answer", ()
+        self._phase, self.rest = "answer", ()
         return "answer"
 
     def _is_blank(self, token: int) -> bool:
         return self._model.decode([token]).strip(" \t") in _LINE_ENDS
-
-    @property
-    def rest(self) -> tuple[int, ...]:
-        """Tokens still to come before the answer, once the thoughts are over; empty before."""
-        return self._left
 
 
 def thoughts_in(model: LoadedModel, thinking: Thinking | None, sampled: Sequence[int]) -> int:
