@@ -406,8 +406,6 @@ class EngineAdmin:
     def close(self) -> None:
         """Write KV that is to be kept, and stop the engine for all tenants; unfinished calls fail with
         `EngineClosedError`."""
-        if self.core.lock.is_the_parents:
-            return
         for tenant in [*self._open.values()]:
             tenant.stop()
         self.core.close()

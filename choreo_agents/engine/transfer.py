@@ -11,7 +11,6 @@ from choreo_agents.engine.calling import Tenant
 from choreo_agents.engine.calls import Prefill
 from choreo_agents.engine.introspection import MemoryMap, memory_map_of, tier_of
 from choreo_agents.engine.messages.message import Scope
-from choreo_agents.engine.messages.table import require_handle
 from choreo_agents.engine.persistent_kv import awaited, wanted_until
 from choreo_agents.errors import CapacityError, EngineClosedError, HandleError, InvalidRequestError
 from choreo_agents.kv.entry import CacheEntry, TierName
@@ -141,12 +140,13 @@ class KVTransfer:
         core = self._tenant.core
         with core.lock:
             self._tenant.require_tenancy()
-            messages = [core.table.get(require_handle(handle).id) for handle in handles]
-            own = [
-                m if m and (m.handle, m.tenant) == (h, self._tenant.name) else None
-                for m, h in zip(messages, handles, strict=True)
-            ]
-            return [None if message is None else tier_of(core, message) for message in own]
+            tiers: list[TierName | None] = []
+            for handle in handles:
+                try:
+                    tiers.append(tier_of(core, self._tenant.find(handle)))
+                except HandleError:
+                    tiers.append(None)
+            return tiers
 
     def offload(self, what: Scope | Sequence[MessageHandle] | None = None) -> None:
         """Free the pool's memory for now: of messages, of what only a scope leases, or of everything.
