@@ -250,7 +250,7 @@ class Tenant:
             self._count_reused(placed, call)
             return known
         waits = not placed.lineage.mapper and name not in self.builder.running
-        has_file = waits and known is None and self.persistent_kv is not None and self.persistent_kv.knows(name)
+        has_file = waits and known is None and core.cache.files.is_persisted(name, self.name)
         if keeps_kv and not (waits and (call.lazy or has_file)):
             return None
         if placed.lineage.mapper:

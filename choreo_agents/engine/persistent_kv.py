@@ -200,10 +200,6 @@ class PersistentKV:
         """First error since the last `flush`; an `OSError` takes precedence."""
         self._is_failing = self._closed = False
 
-    def knows(self, message_id: str) -> bool:
-        """Return whether a message has a file, as far as is known without looking."""
-        return self.store is not None and self.store.knows(message_id)
-
     def has(self, message_id: str) -> bool:
         """Return whether a message has a file, perhaps of another process, from which lost KV is read. Slow."""
         return self.store is not None and self.store.has(message_id)
@@ -343,7 +339,7 @@ class PersistentKV:
     def _is_new(self, message: Message) -> bool:
         entry, cache = message.entry, self._core.cache
         lost = entry is None or cache.lost(entry) or not (cache.in_memory(entry) or entry.on_disk)
-        if message.lineage.mapper or self.knows(message.handle.id) or lost:
+        if message.lineage.mapper or cache.files.is_persisted(message.handle.id, message.tenant) or lost:
             return False
         nbytes = len(message.tokens) * self._core.model.adapter.geometry.bytes_per_token
         return self.store is None or nbytes <= self.store.budget_bytes

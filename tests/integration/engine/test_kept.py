@@ -598,7 +598,12 @@ def test_what_another_process_wrote_is_read_once_it_is_asked_for(make_engine: Ma
     mine, theirs = (make_engine(persist_dir=tmp_path, salt="s") for _ in range(2))
     made, bits = kept_by(theirs, tmp_path)
     kept = mine._tenant.persistent_kv
-    assert kept is not None and not kept.knows(made[0].id) and all(kept.has(handle.id) for handle in made)
+    assert (
+        kept is not None
+        and kept.store is not None
+        and not kept.store.knows(made[0].id)
+        and all(kept.has(handle.id) for handle in made)
+    )
     assert chain(mine) == made and mine.kv.tiers(made) == ["disk"] * 3
     assert all(same(mine.kv.read(handle), kv) for handle, kv in zip(made, bits, strict=True))
     assert mine.stats().tokens_encoded == 0
