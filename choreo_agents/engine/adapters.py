@@ -29,11 +29,6 @@ class Loaded:
     """Whether it reads boundaries of branches (see `synthesis.mapper`)."""
 
     @property
-    def name(self) -> str:
-        """Name of the folder, also of one that was given as `.`."""
-        return os.path.basename(os.path.abspath(self.folder))  # noqa: PTH100, PTH119 - a link keeps its name
-
-    @property
     def lora_key(self) -> str:
         """Fingerprint of the adapter; empty if there is none."""
         return "" if self.lora is None else self.lora.fingerprint
@@ -146,7 +141,8 @@ class AdapterRegistry:
 
 def _usable_name(loaded: Loaded, name: str | None) -> str:
     """Return the name that an adapter is loaded by, by default its folder's; raise `AdapterError` if it can be none."""
-    name = loaded.name if name is None else name
+    if name is None:
+        name = os.path.basename(os.path.abspath(loaded.folder))  # noqa: PTH100, PTH119 - a link keeps its name
     if name in ("", BASE):
         raise AdapterError(
             f"the adapter name {name!r} is reserved, in {str(loaded.folder)!r}: rename the folder, or use "
