@@ -275,11 +275,8 @@ class RequestBuilder:
         self._tokens(call.sampling.forced_token_ids or (), "sampling.forced_token_ids")
         closing = self._tokens(() if call.turn_suffix is None else call.turn_suffix, "turn_suffix")
         closes = frozenset(self._tokens(call.extra_stop_token_ids, "extra_stop_token_ids"))
-        model, named, closer_end = (
-            self.core.model,
-            call.sampling.stop_tokens,
-            self.core.model.turn_end_length(closing),
-        )
+        model, named = self.core.model, call.sampling.stop_tokens
+        closer_end = model.turn_end_length(closing)
         # Token of the turn suffix that ends the message, if there is one.
         closer = () if call.in_parts else closing[max(0, closer_end - 1) : closer_end]
         stops = closes.union((*model.adapter.end_tokens, *closer) if named is None else named)

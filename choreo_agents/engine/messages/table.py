@@ -553,11 +553,8 @@ class FromCache(Encoding):
             for segment in pinned:
                 all_of_it.callback(self.cache.pool.unpin, segment)
             for entry, arrival in arriving:
-                all_of_it.callback(self._withdraw, entry, arrival)
-
-    def _withdraw(self, entry: CacheEntry, arrival: Arrival) -> None:
-        if not arrival.is_there:
-            self.cache.withdraw(entry, arrival)
+                if not arrival.is_there:
+                    all_of_it.callback(self.cache.withdraw, entry, arrival)
 
     def close(self, request: Request) -> None:
         if self._closed:

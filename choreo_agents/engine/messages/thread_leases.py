@@ -169,10 +169,8 @@ class ThreadLeases:
 
     def _count(self, lease: ThreadLease) -> None:
         """Update how many messages an idle thread leases; delete it if there are none."""
-        before, lease.messages = (
-            lease.messages,
-            sum(len(self.table.leased_in(scope)) for scope in lease.scopes.values()),
-        )
+        before = lease.messages
+        lease.messages = sum(len(self.table.leased_in(scope)) for scope in lease.scopes.values())
         self._idle_messages += lease.messages - before
         if not lease.messages:
             self.delete_thread(lease)
