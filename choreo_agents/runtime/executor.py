@@ -7,6 +7,7 @@ import logging
 import traceback
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 from typing import NamedTuple
 
 import numpy
@@ -191,19 +192,12 @@ def _no_memory_error(cause: Exception) -> CapacityError:
 
 def _order_by_reads(rows: Sequence[Row]) -> list[Row]:
     """Return the rows in an order in which each follows those of the step that it reads."""
-    by_segment: dict[Segment, Row] = {row.segment: row for row in rows}
-    ordered: dict[int, Row] = {}
-
-    def put(row: Row) -> None:
-        if row.number not in ordered:
-            for piece in row.view:
-                if piece.segment in by_segment and piece.segment is not row.segment:
-                    put(by_segment[piece.segment])
-            ordered[row.number] = row
-
+    by_segment = {row.segment: row for row in rows}
+    order = TopologicalSorter[Segment]()
     for row in rows:
-        put(row)
-    return list(ordered.values())
+        read = [piece.segment for piece in row.view if piece.segment is not row.segment]
+        order.add(row.segment, *(segment for segment in read if segment in by_segment))
+    return [by_segment[segment] for segment in order.static_order()]
 
 
 def _count_tokens(rows: Sequence[Row]) -> int:
