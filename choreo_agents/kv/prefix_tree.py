@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -184,9 +185,4 @@ class PrefixTree:
 
 def _count_common(edge: Sequence[int], tokens: Sequence[int], at: int) -> int:
     """Count the leading tokens of `edge` that agree with `tokens` from `at` on."""
-    count = 0
-    for edge_token, token in zip(edge, tokens[at : at + len(edge)], strict=False):
-        if edge_token != token:
-            break
-        count += 1
-    return count
+    return sum(itertools.takewhile(bool, map(operator.eq, edge, tokens[at : at + len(edge)])))
