@@ -229,14 +229,6 @@ class Message:
         self.thoughts = current
         return forgotten
 
-    def forget(self, scope: Scope) -> list[str]:
-        """Remove the calls that it answers in a scope, and return their idempotency keys."""
-        memos = [memo for memo, owner in self.idempotency_keys.items() if owner is scope]
-        for memo in memos:
-            del self.idempotency_keys[memo]
-        self.sources = [source for source in self.sources if not source.forgotten]
-        return memos
-
     def check(self) -> None:
         """Assert that a leased message's leases, copies, thoughts and entry agree."""
         assert self.leases > 0 and not self.forgotten and self.handle.length == len(self.tokens)

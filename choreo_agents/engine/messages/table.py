@@ -266,8 +266,9 @@ class MessageTable:
                     ending.callback(self.drop_if_unleased, message, forgotten=forgotten)
 
     def _forget_answers(self, message: Message, scope: Scope) -> None:
-        for memo in message.forget(scope):
-            del self.memos[memo]
+        for memo in [memo for memo, owner in message.idempotency_keys.items() if owner is scope]:
+            del message.idempotency_keys[memo], self.memos[memo]
+        message.sources = [source for source in message.sources if not source.forgotten]
 
     def leased_in(self, scope: Scope) -> Collection[Message]:
         """Return the messages with leases that a scope counts."""
