@@ -18,7 +18,8 @@ class _Node:
     """An edge of the tree, with the tokens of a segment from index `first` on."""
 
     tokens: tuple[int, ...]
-    segment: Segment | None
+    segment: Segment
+    """Segment of its tokens; an empty one for a root."""
     first: int
     parent: _Node | None
     children: dict[int, _Node] = field(default_factory=dict)
@@ -28,7 +29,7 @@ class _Node:
 
     def encoded(self) -> int:
         """Return the number of its tokens that are encoded; running requests encode the rest."""
-        return 0 if self.segment is None else max(0, min(len(self.tokens), self.segment.encoded - self.first))
+        return max(0, min(len(self.tokens), self.segment.encoded - self.first))
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,6 @@ class PrefixTree:
             encoded_here = min(common, child.encoded())
             child.used = self._clock
             if encoded_here and not broken:
-                assert child.segment is not None
                 pieces.append(Piece(child.segment, child.first, encoded_here, child.segment.native_offset))
                 encoded += encoded_here
             broken = broken or encoded_here < common
@@ -107,8 +107,8 @@ class PrefixTree:
         """Return the tokens that `evict` can free: segments that only the tree pins, with no pinned node below."""
         pins, pinned = self._pins(), set[Segment]()
         for node in self._nodes():
-            above: _Node | None = node if node.segment is not None and node.segment.pins != pins[node.segment] else None
-            while above is not None and above.segment is not None:
+            above: _Node | None = node if node.segment.pins != pins[node.segment] else None
+            while above is not None:
                 pinned.add(above.segment)
                 above = above.parent
         return sum(segment.capacity for segment in pins if segment not in pinned)
@@ -120,14 +120,13 @@ class PrefixTree:
         pins = self._pins()
 
         def droppable(node: _Node) -> bool:
-            segment = node.segment
-            return not node.children and segment is not None and segment.pins == pins[segment]
+            return not node.children and node.parent is not None and node.segment.pins == pins[node.segment]
 
         leaves = [(node.used, node.number, node) for node in self._nodes() if droppable(node)]
         heapify(leaves)
         while leaves and self._pool.free_tokens < tokens:
             _, _, node = heappop(leaves)
-            assert node.segment is not None and node.parent is not None
+            assert node.parent is not None
             pins[node.segment] -= 1
             self._remove(node)
             if droppable(node.parent):
@@ -142,13 +141,13 @@ class PrefixTree:
     def check(self) -> None:
         """Assert that edges start with distinct tokens, are not empty, and lie inside their segments."""
         for node in self._nodes():
-            assert node.tokens and node.segment is not None and node.parent is not None
+            assert node.tokens and node.parent is not None
             assert node.parent.children[node.tokens[0]] is node
             assert node.first >= 0 and node.first + node.encoded() <= node.segment.capacity
 
     def _root(self, tenant: str) -> _Node:
         if tenant not in self._roots:
-            self._roots[tenant] = _Node((), None, 0, None)
+            self._roots[tenant] = _Node((), Segment((), 0), 0, None)
         return self._roots[tenant]
 
     def _unencoded(self, segment: Segment) -> _Node | None:
@@ -163,11 +162,11 @@ class PrefixTree:
             yield node
 
     def _pins(self) -> Counter[Segment]:
-        return Counter(node.segment for node in self._nodes() if node.segment is not None)
+        return Counter(node.segment for node in self._nodes())
 
     def _split(self, node: _Node, at: int) -> _Node:
         """Split an edge in two; return the upper one."""
-        assert node.parent is not None and node.segment is not None
+        assert node.parent is not None
         upper = _Node(node.tokens[:at], node.segment, node.first, node.parent, used=node.used)
         self._pool.pin(node.segment)
         node.parent.children[node.tokens[0]] = upper
@@ -178,7 +177,7 @@ class PrefixTree:
     def _remove(self, node: _Node) -> None:
         for child in list(node.children.values()):
             self._remove(child)
-        assert node.parent is not None and node.segment is not None
+        assert node.parent is not None
         del node.parent.children[node.tokens[0]]
         self._pool.unpin(node.segment)
 
