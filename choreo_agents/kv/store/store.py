@@ -250,30 +250,22 @@ def read_private(path: Path, least: int, most: int, attempts: int = 8) -> Writte
         UnusableFileError: It is a link, no regular file, another user's, of another size, or damaged.
     """
     try:
-        descriptor = os.open(path, _READING)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        why = "is a link" if error.errno == errno.ELOOP else f"cannot be opened: {error.strerror}"
-        raise UnusableFileError(why) from error
-    try:
-        status = os.fstat(descriptor)
-        if not status.st_nlink and attempts:  # removed or replaced since it was opened
-            return read_private(path, least, most, attempts - 1)
-        if not stat.S_ISREG(status.st_mode):
-            raise UnusableFileError("is not a regular file")
-        if not _ours(status) or status.st_nlink != 1:
-            raise UnusableFileError("belongs to another user, or has other hard links")
-        if not least <= status.st_size <= most:
-            raise UnusableFileError(f"has {status.st_size} bytes, expected {least} to {most}")
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
+        with open(path, "rb", opener=lambda name, _: os.open(name, _READING)) as file:
+            status = os.fstat(file.fileno())
+            if not status.st_nlink and attempts:  # removed or replaced since it was opened
+                return read_private(path, least, most, attempts - 1)
+            if not stat.S_ISREG(status.st_mode):
+                raise UnusableFileError("is not a regular file")
+            if not _ours(status) or status.st_nlink != 1:
+                raise UnusableFileError("belongs to another user, or has other hard links")
+            if not least <= status.st_size <= most:
+                raise UnusableFileError(f"has {status.st_size} bytes, expected {least} to {most}")
             data = file.read(status.st_size)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise UnusableFileError(f"cannot be read: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
+        why = "is a link" if error.errno == errno.ELOOP else f"cannot be read: {error.strerror}"
+        raise UnusableFileError(why) from error
     return parsed(data)
 
 
