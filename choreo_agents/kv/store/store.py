@@ -29,7 +29,6 @@ from choreo_agents.kv.tiers import HostKV
 SUFFIX, _PARTIAL = ".safetensors", ".partial"
 # Opening a FIFO must not wait for its writer, and links are refused.
 _READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-_MAKING = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _ABANDONED_S = 3600.0
 """Age, in seconds, from which a half-written file counts as abandoned."""
 BROKEN = ".broken"
@@ -136,7 +135,6 @@ class KVStore:
         self.make_folder()
         path = self._path(key.id)
         write_private(path, sealed(key, kv, self._seal))
-        self.has(key.id)
         self._enforce_budget(path)
         return self.has(key.id)
 
@@ -227,7 +225,7 @@ def write_private(path: Path, written: Written) -> None:
     """
     partial = path.with_suffix(f".{uuid4().hex}{_PARTIAL}")
     try:
-        os.close(os.open(partial, _MAKING, 0o600))
+        partial.touch(0o600, exist_ok=False)
         save_file(written[1], partial, metadata=written[0])
         partial.replace(path)
     except SafetensorError as error:  # a full disk
