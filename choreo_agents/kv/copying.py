@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -75,10 +76,15 @@ class LayeredCopy:
                 self._raise_failure()
 
     def __enter__(self) -> Self:
-        if self._arrivals:
-            beside = sum(kv.nbytes for _, kv in self._pending()) >= BESIDE_BYTES
-            if not (beside and self._start_thread()):
-                self._copy()
+        if not self._arrivals:
+            return self
+        if sum(kv.nbytes for _, kv in self._pending()) >= BESIDE_BYTES:
+            thread = threading.Thread(target=self._copy, name="choreo-copy", daemon=True)
+            with suppress(RuntimeError):  # the system has no thread left
+                thread.start()
+                self._thread = thread
+        if self._thread is None:
+            self._copy()
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -89,15 +95,6 @@ class LayeredCopy:
 
     def _pending(self) -> list[tuple[Segment, HostKV]]:
         return [(arrival.segment, arrival.kv) for arrival in self._arrivals if arrival.kv is not None]
-
-    def _start_thread(self) -> bool:
-        """Start the copying thread; return False if the system has none left."""
-        self._thread = threading.Thread(target=self._copy, name="choreo-copy", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:
-            self._thread = None
-        return self._thread is not None
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
