@@ -61,18 +61,14 @@ class BlockAllocator:
     def free(self, run: Run) -> None:
         """Free a run, and join it with its free neighbours."""
         at = bisect_left(self._free, run)
-        before = self._free[at - 1] if at else None
-        after = self._free[at] if at < len(self._free) else None
-        if (before is not None and before.end > run.start) or (after is not None and run.end > after.start):
+        around = self._free[max(0, at - 1) : at + 1]
+        if any(free.start < run.end and run.start < free.end for free in around):
             raise KVMemoryError(f"{run} was freed twice")
-        start, end = run.start, run.end
-        if before is not None and before.end == start:
-            start = before.start
-            self._remove(before)
-        if after is not None and after.start == end:
-            end = after.end
-            self._remove(after)
-        self._add(Run(start, end - start))
+        for free in around:
+            if run.start == free.end or free.start == run.end:
+                self._remove(free)
+                run = Run(min(run.start, free.start), run.length + free.length)
+        self._add(run)
 
     def check(self) -> None:
         """Assert that the free runs are sorted, joined, counted and inside the pool."""
