@@ -91,16 +91,10 @@ class KVPool:
         """Free the blocks that hold none of the segment's encoded tokens."""
         self._require_live(segment, "completed")
         keep = self.rounded(max(segment.encoded, 1))
-        kept_runs: list[Run] = []
-        for run in segment.runs:
-            here = min(run.length, keep)
-            keep -= here
-            if here:
-                kept_runs.append(Run(run.start, here))
-            if here < run.length:
-                self._allocator.free(self._in_blocks(Run(run.start + here, run.length - here)))
+        for run in segment.slots(keep, segment.capacity - keep):
+            self._allocator.free(self._in_blocks(run))
         self._used[segment.tenant] -= segment.capacity
-        segment.hold(tuple(kept_runs))
+        segment.hold(tuple(segment.slots(0, keep)))
         self._used[segment.tenant] += segment.capacity
         self.recount(segment)
 
