@@ -95,7 +95,8 @@ class PrefixTree:
 
     def forget_unencoded(self, segment: Segment) -> None:
         """Remove tokens that a segment will never hold because its request ended early, and the nodes below."""
-        while node := self._unencoded(segment):
+        own = [node for node in self._nodes() if node.segment is segment and node.encoded() < len(node.tokens)]
+        for node in reversed(own):  # the nodes below come first
             for child in list(node.children.values()):
                 self._remove(child)
             if node.encoded():
@@ -150,11 +151,8 @@ class PrefixTree:
             self._roots[tenant] = _Node((), Segment((), 0), 0, None)
         return self._roots[tenant]
 
-    def _unencoded(self, segment: Segment) -> _Node | None:
-        own = (node for node in self._nodes() if node.segment is segment)
-        return next((node for node in own if node.encoded() < len(node.tokens)), None)
-
     def _nodes(self) -> Iterator[_Node]:
+        """Yield all nodes but the roots, each before those below it."""
         stack = [node for root in self._roots.values() for node in root.children.values()]
         while stack:
             node = stack.pop()
