@@ -297,7 +297,8 @@ class _Importer:
         if lost is not None:
             self.refused[message_id] = f"its ancestor {lost} cannot be restored: {self.refused[lost]}"
             return
-        adapter, mapper = _split_encoder(key.model)
+        encoder, _, mapper = key.model.partition("~")
+        adapter = encoder.partition("+")[2]
         parents = tuple(self.made[parent] for parent, _ in key.parents)
         placement = Placement(tuple(key.native_offset + offset for _, offset in key.parents), key.native_offset)
         lineage = Lineage(key.tokens, parents, placement, self._tenant.name, adapter, mapper)
@@ -389,9 +390,3 @@ def _sampled(message: Message) -> int | tuple[SampledToken, ...] | None:
         return None
     behind = message.tokens[message.header : message.header + len(chosen)]
     return len(chosen) if chosen == tuple(map(SampledToken, behind)) else chosen
-
-
-def _split_encoder(model: str) -> tuple[str, str]:
-    """Split the fingerprint of a model with adapter and mapper; return those of adapter and mapper."""
-    encoder, _, mapper = model.partition("~")
-    return encoder.partition("+")[2], mapper

@@ -207,7 +207,10 @@ class PersistentKV:
     def require_store(self) -> KVStore:
         """Return the store of the files; raise `InvalidRequestError` if the tenant has no salt."""
         if self.store is None:
-            raise InvalidRequestError(_WITHOUT_SALT)
+            raise InvalidRequestError(
+                "persistent KV is signed with a key derived from the tenant's salt, but this tenant has none: load the "
+                "engine with salt=..., a secret that is the same in every process that reads the files"
+            )
         return self.store
 
     def persist(self, handles: Sequence[MessageHandle]) -> None:
@@ -343,12 +346,6 @@ class PersistentKV:
             return False
         nbytes = len(message.tokens) * self._core.model.adapter.geometry.bytes_per_token
         return self.store is None or nbytes <= self.store.budget_bytes
-
-
-_WITHOUT_SALT = (
-    "persistent KV is signed with a key derived from the tenant's salt, but this tenant has none: load the engine with "
-    "salt=..., a secret that is the same in every process that reads the files"
-)
 
 
 def persistent_kv_of(
