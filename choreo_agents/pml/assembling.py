@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -88,6 +88,10 @@ class _Assembling:
         """End by start of the prompt's texts in gaps."""
         self.user_ends: dict[int, int] = {}
         """Start of the closing of a user's turn, by its end, for turns into which more text can be merged."""
+        self.imports_left = len(prompt.imports)
+        """Number of imports behind the text that is being placed."""
+        self.at_end: list[Text | ChatTurn] = []
+        """Text and turns that no gap has room for."""
 
     def place_imports(self) -> None:
         """Place the pieces and arguments of all modules that the prompt uses."""
@@ -111,19 +115,8 @@ class _Assembling:
 
     def place_texts(self) -> None:
         """Place the prompt's own text and turns."""
-        marks = list(_marks(self.prompt.tree, ()))
-        last = max((number for number, mark in enumerate(marks) if mark.event == "open"), default=-1)
-        at_end: list[Text | ChatTurn] = []
-        for number, mark in enumerate(marks):
-            if isinstance(mark.node, Text) and number < last:
-                tokens = self.model.encode(PromptText.plain(mark.node.text))
-                if (start := self._find_gap(marks, number, len(tokens))) is not None:
-                    self._place_text(tokens, start, None)
-                    self.filled[start] = start + len(tokens)
-                    continue
-            if mark.node is not None:
-                at_end.append(mark.node)
-        for node in at_end:
+        self._fill_gaps(self.prompt.tree, ())
+        for node in self.at_end:
             self._place_at_end(node)
 
     def finish(self) -> Assembly:
@@ -190,38 +183,30 @@ class _Assembling:
         self._place(tokens, start, "text", self.compiled.layout, role)
         insort(self.taken, (start, start + len(tokens)))
 
-    def _find_gap(self, marks: list[_Mark], number: int, length: int) -> int | None:
-        """Return a position where a text fits between its neighbours in the prompt; None if it does not."""
-        before = next(mark for mark in reversed(marks[:number]) if mark.node is None)
-        module = self.modules[before.path]
-        stop = module.end
-        if before.event == "open":
-            after = next(mark for mark in marks[number:] if mark.node is None)
-            stop = self.modules[after.path].start if after.event == "open" else stop
-        start = max((end for start, end in self.taken if module.start <= start and end <= stop), default=module.start)
+    def _fill_gaps(self, tree: PromptTree | Import, path: Path) -> None:
+        """Place the texts inside the prompt, or an import of it, in the gaps before the next import."""
+        inside = [(*path, child.name) for child in tree.children if isinstance(child, Import)]
+        start, stop = self.modules[path].start, self.modules[inside[0]].start if inside else self.modules[path].end
+        for child in tree.children:
+            if isinstance(child, Import):
+                module = self.modules[(*path, child.name)]
+                start, stop = module.start, module.end
+                self.imports_left -= 1
+                self._fill_gaps(child, module.path)
+            elif isinstance(child, ChatTurn) or not (self.imports_left and self._fits(child, start, stop)):
+                self.at_end.append(child)
+
+    def _fits(self, text: Text, start: int, stop: int) -> bool:
+        """Place a text behind all that is between two positions, if it fits there."""
+        tokens = self.model.encode(PromptText.plain(text.text))
+        start = max((end for at, end in self.taken if start <= at and end <= stop), default=start)
         start = self.filled.get(start, start)
-        limit = min((begin for begin, end in self.taken if begin >= start and end > begin), default=start + length)
-        return start if start + length <= limit else None
-
-
-@dataclass(frozen=True)
-class _Mark:
-    """An event of a prompt's tree in document order: an import opens or closes, or text."""
-
-    event: Literal["open", "close", "text"]
-    path: Path
-    """Path of the import, or of the one that contains the text."""
-    node: Text | ChatTurn | None = None
-
-
-def _marks(tree: PromptTree | Import, path: Path) -> Iterator[_Mark]:
-    yield _Mark("open", path)
-    for child in tree.children:
-        if isinstance(child, Import):
-            yield from _marks(child, (*path, child.name))
-        else:
-            yield _Mark("text", path, child)
-    yield _Mark("close", path)
+        limit = min((at for at, end in self.taken if at >= start and end > at), default=start + len(tokens))
+        if start + len(tokens) > limit:
+            return False
+        self._place_text(tokens, start, None)
+        self.filled[start] = start + len(tokens)
+        return True
 
 
 @dataclass
