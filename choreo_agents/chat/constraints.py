@@ -59,6 +59,7 @@ def _goes_on(constraint: TokenConstraint, token: int) -> bool:
     return True
 
 
+MakeClassifier = Callable[[], CallsOrAnswer]
 _MAX_COMPILED = 64
 
 
@@ -75,8 +76,12 @@ class CompiledConstraints:
         self._model = model
         self._compiled = lru_cache(_MAX_COMPILED)(self._compile)
 
-    def of(self, grammar: Grammar | None, tools: Described = (), required: Collection[str] = ()) -> Constraint:
+    def of(
+        self, grammar: Grammar | None, tools: Described = (), required: Collection[str] = ()
+    ) -> tuple[Constraint, MakeClassifier | None]:
         """Return the constraint of an answer by a grammar, of calls in its place, or of one required call.
+
+        The classifier of constrained messages comes as a factory; None: nothing can be both, or headers tell.
 
         Args:
             grammar: Grammar of the answer, if none is required to be a call.
@@ -90,19 +95,13 @@ class CompiledConstraints:
         if required:
             grammar, tools = None, tuple(tool for tool in tools if tool["function"]["name"] in required)
         text = json.dumps(tools)
-        call = ConstrainedCall(grammar, text, self._compiled(grammar, text)[0])
-        if grammar is None:
-            return Constraint(f"one call of {json.dumps(tools, sort_keys=True)}", call)
-        calls = f", or calls of {text}" if tools else ""
-        return Constraint(f"an answer of {grammar.plain()!r}{calls}", call)
+        factory, classifier = self._compiled(grammar, text)
+        key = f"one call of {json.dumps(tools, sort_keys=True)}"
+        if grammar is not None:
+            key = f"an answer of {grammar.plain()!r}" + (f", or calls of {text}" if tools else "")
+        return Constraint(key, ConstrainedCall(grammar, text, factory)), classifier
 
-    def classifier(self, grammar: Grammar, tools: Described) -> Callable[[], CallsOrAnswer] | None:
-        """Return a factory of classifiers for constrained messages; None: their headers distinguish calls."""
-        return self._compiled(grammar, json.dumps(tools))[1]
-
-    def _compile(
-        self, grammar: Grammar | None, tools_json: str
-    ) -> tuple[MakeConstraint, Callable[[], CallsOrAnswer] | None]:
+    def _compile(self, grammar: Grammar | None, tools_json: str) -> tuple[MakeConstraint, MakeClassifier | None]:
         model, how = self._model, tools_format(self._model.chat)
         constraint = compile_constraint(model, grammar, tools_json)
         if grammar is None or tools_json == "[]" or how.is_headed:
@@ -149,7 +148,7 @@ def compile_constraint(model: LoadedModel, grammar: Grammar | None, tools_json: 
 
 def constrained_sampling(
     engine: Engine, tools: Described, names: Collection[str], sampling: Sampling
-) -> tuple[Sampling, Constraint | None, Callable[[], CallsOrAnswer] | None]:
+) -> tuple[Sampling, Constraint | None, MakeClassifier | None]:
     """Return sampling, constraint and classifier of an answer, constrained to a required call or to calls or an answer.
 
     The classifier comes as a factory; None: the parser of calls needs none. Raises what `CompiledConstraints.of` does.
@@ -164,7 +163,5 @@ def constrained_sampling(
     if grammar is None and not names:
         return sampling, None, None
     # Compiled here, and not on the engine's thread: its step would wait for it.
-    cache = engine.kv.get_or_create(CompiledConstraints, engine.model)
-    constraint = cache.of(grammar, tools, names)
-    classifier = None if grammar is None or names or not tools else cache.classifier(grammar, tools)
-    return sampling.model_copy(update={"constraint": None}), constraint, classifier
+    compiled = engine.kv.get_or_create(CompiledConstraints, engine.model).of(grammar, tools, names)
+    return sampling.model_copy(update={"constraint": None}), *compiled

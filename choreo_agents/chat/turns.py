@@ -95,19 +95,6 @@ def tools_called(messages: Iterable[BaseMessage]) -> dict[str, str]:
     return {call.id: call.name for message in messages for call in tool_calls_of(message)}
 
 
-def result_turn(message: ToolMessage, words: str, called: Mapping[str, str], chat: ChatFormat) -> TurnText:
-    """Return the turn of a tool result.
-
-    Args:
-        message: The result.
-        words: Its text.
-        called: Names of the called tools by call id.
-        chat: Chat format of the model.
-    """
-    tool = message.name or called.get(message.tool_call_id) or "tool"
-    return tool_result_turn(words, tool, short_id(message.tool_call_id), chat)
-
-
 _PIECES = ("tool_call_chunk", "invalid_tool_call", "input_json_delta")
 """Types of content blocks that repeat the message's calls."""
 
@@ -213,7 +200,8 @@ def message_turn(
     if isinstance(message, SystemMessage) or role_of(message) in ("system", "developer"):
         return instructions(words, chat, later=later)
     if isinstance(message, ToolMessage):
-        return result_turn(message, words, called or {}, chat)
+        tool = message.name or (called or {}).get(message.tool_call_id) or "tool"
+        return tool_result_turn(words, tool, short_id(message.tool_call_id), chat)
     if not isinstance(message, AIMessage):
         return question(words, chat, message.name)
     return _answer(message, words, chat, opening or {}, is_part=quoted and chat.merges is not None)

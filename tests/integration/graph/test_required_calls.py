@@ -87,7 +87,7 @@ def test_calls_and_answers_in_a_form_are_led_side_by_side(family: str, tmp_path:
         ({"grammar": 'start: "in " box\nbox: /[0-9]+/'}, "in 12"),
     )
     for form, answer in answers:
-        led = CompiledConstraints(model).of(Grammar.model_validate(form), tools)
+        led, _ = CompiledConstraints(model).of(Grammar.model_validate(form), tools)
         said = [how.grammar.write([each]) for each in calls] + [lead + PromptText.plain(answer)]
         said += [] if how.is_headed else [how.grammar.write(calls)]
         end = frozenset(model.adapter.end_tokens)
