@@ -40,8 +40,6 @@ class RequestDispatcher:
         self.copies = Copies(context, health)
         self._at: dict[int, Replica] = {}
         """Replica where each request runs, by number."""
-        self._arriving: dict[int, int] = {}
-        """Bytes of KV on their way there for each request, by number."""
         self._begun: set[int] = set()
         """Numbers of requests that their engine has begun."""
 
@@ -64,7 +62,6 @@ class RequestDispatcher:
         route = self._fleet.place(wanted, lost)
         if route is not None:
             self._at[request.number] = self._fleet.replicas[route.engine]
-            self._arriving[request.number] = route.bytes_copied
             why = (route.bytes_copied, route.tokens_encoded, route.expected_s)
             self._context.emit(RequestRouted(time.perf_counter(), request.number, route.engine, *why))
         return route
@@ -74,7 +71,6 @@ class RequestDispatcher:
         self._begun.discard(number)
         if (replica := self._at.pop(number, None)) is not None:
             self._fleet.ended(replica.name, number)
-            self._arrived(number, replica)
 
     def raise_priority(self, request: Request) -> None:
         """Send a request's priority to its engine. Under the lock."""
@@ -124,11 +120,7 @@ class RequestDispatcher:
             await self.copies.bring(placed.builder.message_ids.salt, route.copies, messages, replica)
         finally:
             with self._lock:
-                self._arrived(request.number, replica)
-
-    def _arrived(self, number: int, replica: Replica) -> None:
-        """Stop counting the KV that is copied for a request as on its way."""
-        self._fleet.arrived(replica.name, self._arriving.pop(number, 0))
+                self._fleet.arrived(replica.name, request.number)
 
     async def _run_at(self, request: Request, replica: Replica) -> None:
         with self._lock:

@@ -41,8 +41,8 @@ class Replica:
     """Salts of tenants that it was sent something for."""
     serving: dict[int, int] = field(default_factory=dict)
     """Tokens that are still to be encoded for each request, by number."""
-    arriving_bytes: int = 0
-    """Bytes of KV on their way there."""
+    arriving_bytes: dict[int, int] = field(default_factory=dict)
+    """Bytes of KV on their way there for each request, by number."""
     incoming: Counter[str] = field(default_factory=Counter)
     """Messages that it will have for requests placed there, with the number of requests that bring each."""
     brought: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -192,7 +192,7 @@ class Fleet:
         reencoded = _ReencodedTokens(request)
         chosen = self._route(call, [self._ahead(replica, reencoded) for replica in engines])
         self.replicas[chosen.engine].serving[request.number] = request.tokens + chosen.tokens_encoded
-        self.replicas[chosen.engine].arriving_bytes += chosen.bytes_copied
+        self.replicas[chosen.engine].arriving_bytes[request.number] = chosen.bytes_copied
         self.replicas[chosen.engine].bring(
             request.number, tuple(read.id for read in reads if chosen.engine not in read.holders)
         )
@@ -239,13 +239,14 @@ class Fleet:
             self.replicas[name].serving[number] = 0
         self.replicas[name].bring(number, ())
 
-    def arrived(self, name: str, nbytes: int) -> None:
-        """Stop counting KV as on its way to an engine."""
-        self.replicas[name].arriving_bytes -= nbytes
+    def arrived(self, name: str, number: int) -> None:
+        """Stop counting the KV that is copied for a request as on its way to an engine."""
+        self.replicas[name].arriving_bytes.pop(number, None)
 
     def ended(self, name: str, number: int, call: object = None, sampled: int = 0) -> None:
         """Stop counting a request at an engine, and learn from the length of its answer."""
         self.replicas[name].serving.pop(number, None)
+        self.arrived(name, number)
         self.replicas[name].bring(number, ())
         if sampled and isinstance(call, Decode):
             before = self._samples.get(call.author, float(sampled))
@@ -256,7 +257,7 @@ class Fleet:
         return KVToRead(message.handle.id, nbytes, dict.fromkeys(self.holders(message.handle.id)))
 
     def _ahead(self, replica: Replica, reencoded: _ReencodedTokens) -> EngineAhead:
-        room = max(0, self._copied_bytes - replica.arriving_bytes)
+        room = max(0, self._copied_bytes - sum(replica.arriving_bytes.values()))
         ahead, rows, incoming = sum(replica.serving.values()), len(replica.serving), replica.incoming.keys()
         return EngineAhead(replica.name, rows, ahead, reencoded.by(replica), room, incoming, len(replica.held))
 
