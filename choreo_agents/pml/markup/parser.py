@@ -1,6 +1,6 @@
 """Parser of PML, which reports all problems in one pass.
 
-`check_schema` checks names, unions, turns and scaffolds of a parsed schema.
+`check_schema` checks names, unions and scaffolds of a parsed schema.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ def check_schema(tree: SchemaTree, problems: Problems, *, whole: bool = True) ->
     for parameter in tree.parameters():
         if parameter.name == "schema":
             problems.add(parameter.place, "a parameter of a schema is named 'schema'", "another name")
-    _check_turns(tree.children, problems, None)
     for path, module in modules_of(tree):
         _check_names(module, problems, f"module {'/'.join(path)!r}")
     if whole:
@@ -80,19 +79,6 @@ def _check_names(parent: SchemaTree | Module, problems: Problems, label: str) ->
         elif named and not named[0].cache:
             message = f"the scaffold of a <union> names {union.scaffold!r}, which is not cached"
             problems.add(union.place, message, "a member that is cached, or no scaffold")
-
-
-def _check_turns(children: tuple[SchemaNode, ...], problems: Problems, inside: str | None) -> None:
-    for child in children:
-        if isinstance(child, ChatTurn):
-            if inside is not None:
-                message = f"there is a <{child.role}> in a <{inside}>"
-                problems.add(child.place, message, "a turn in no other")
-            _check_turns(child.children, problems, child.role)
-        elif isinstance(child, Module):
-            _check_turns(child.children, problems, inside)
-        elif isinstance(child, Union):
-            _check_turns(child.members, problems, inside)
 
 
 def _check_scaffolds(tree: SchemaTree, problems: Problems) -> None:
@@ -177,6 +163,8 @@ class _Reader:
         self.problems = problems
         self.flow = Flow(at_start)
         self.preserve = False
+        self.role = ""
+        """Role of the turn around; empty: there is none."""
 
     def attributes(self, raw: RawElement, *allowed: str) -> None:
         """Report attributes that are not allowed; `xml:space` always is."""
@@ -202,9 +190,13 @@ class _Reader:
         return tuple(nodes)
 
     def turn(self, raw: RawElement, read: Callable[[RawElement], tuple[Any, ...]]) -> ChatTurn:
+        if self.role:
+            self.problems.add(raw.place, f"there is a <{raw.tag}> in a <{self.role}>", "a turn in no other")
+        around, self.role = self.role, raw.tag
         self.flow.turn()
         children = read(raw)
         self.flow.turn()
+        self.role = around
         return ChatTurn(cast(Role, raw.tag), children, raw.place)
 
     def required(self, raw: RawElement, name: str) -> str:
