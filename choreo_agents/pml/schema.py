@@ -124,11 +124,7 @@ class Schema:
         Raises:
             PMLError: The schema is invalid; lists all problems.
         """
-        problems = Problems()
-        tree = parse_schema(text, source, None if folder is None else pathlib.Path(folder), problems)
-        problems.require_none()
-        assert tree is not None
-        return cls(tree)
+        return cls(parse_schema(text, source, None if folder is None else pathlib.Path(folder)))
 
     @property
     def name(self) -> str:
@@ -147,12 +143,10 @@ class Schema:
         problems = Problems()
         resolver = _Resolver(self.tree, problems)
         tree = parse_prompt(pml, source, problems, schema=self.name)
-        if tree is not None:
-            if tree.schema != self.name:
-                problems.add(tree.place, f"the prompt names schema {tree.schema!r}", f"schema={self.name!r}")
-            resolver.enter(self.tree, tree, ())
+        if tree.schema != self.name:
+            problems.add(tree.place, f"the prompt names schema {tree.schema!r}", f"schema={self.name!r}")
+        resolver.enter(self.tree, tree, ())
         problems.require_none()
-        assert tree is not None
         return Prompt(self.tree, tree, MappingProxyType(resolver.used))
 
     def prompt_file(self, path: str | pathlib.Path) -> Prompt:

@@ -121,39 +121,33 @@ _WHOLE = re.compile(r"\ufeff?(?:\s+|<!--.*?-->)*(?:<\?|<!DOCTYPE|<(?:prompt|sche
 _LENGTH = re.compile(r"[1-9][0-9]{0,8}")
 
 
-def parse_schema(text: str, source: str, folder: Path | None, problems: Problems) -> SchemaTree | None:
-    """Parse a schema; return None if it has no root element. Errors become problems.
+def parse_schema(text: str, source: str, folder: Path | None) -> SchemaTree:
+    """Parse a schema.
 
     Args:
         text: The document.
         source: Name of the document in source positions.
         folder: Directory of the files of `src`; None: `src` is not allowed.
-        problems: Collects problems.
+
+    Raises:
+        PMLError: The schema is invalid; lists all problems.
     """
-    root, whole = _read_root("schema", text, source, problems)
-    if root is None:
-        return None
+    problems = Problems()
+    root = read_xml("schema", text, source, problems)
+    is_whole = not problems.found
     tree = _SchemaParser(folder, problems).schema(root)
-    check_schema(tree, problems, whole=whole)
+    check_schema(tree, problems, whole=is_whole)
+    problems.require_none()
     return tree
 
 
-def parse_prompt(text: str, source: str, problems: Problems, schema: str) -> PromptTree | None:
-    """Parse a prompt of a schema, given as a `<prompt>` element or the content of one; see `parse_schema`."""
+def parse_prompt(text: str, source: str, problems: Problems, schema: str) -> PromptTree:
+    """Parse a prompt of a schema, given as a `<prompt>` element or the content of one.
+
+    Problems are collected; raises a `PMLError` with them if there is no such element.
+    """
     around = ("", "") if _WHOLE.match(text) else (f"<prompt schema={quoteattr(schema)}>", "</prompt>")
-    root, _ = _read_root("prompt", text, source, problems, around)
-    return None if root is None else _PromptParser(problems, at_start=False).prompt(root)
-
-
-def _read_root(
-    tag: str, text: str, source: str, problems: Problems, around: tuple[str, str] = ("", "")
-) -> tuple[RawElement | None, bool]:
-    """Read a document as `read_xml` does; a root element with another tag is a problem."""
-    root, whole = read_xml(text, source, problems, around=around)
-    if root is not None and root.tag != tag:
-        problems.add(root.place, f"the document is a <{root.tag}>", f"<{tag}>")
-        root = None
-    return root, whole
+    return _PromptParser(problems, at_start=False).prompt(read_xml("prompt", text, source, problems, around))
 
 
 class _Reader:

@@ -44,24 +44,25 @@ class RawElement:
     children: list[RawElement | RawText] = field(default_factory=list)
 
 
-def read_xml(
-    text: str, source: str, problems: Problems, *, around: tuple[str, str] = ("", "")
-) -> tuple[RawElement | None, bool]:
-    """Read a document; return its root, and whether it is well-formed to the end.
+def read_xml(tag: str, text: str, source: str, problems: Problems, around: tuple[str, str] = ("", "")) -> RawElement:
+    """Read a document and return its root, as far as it is well-formed.
 
     Args:
+        tag: Tag of the root.
         text: The document.
         source: Name of the document in source positions.
         problems: Collects problems.
         around: Tags to put around the text; source positions do not count them.
+
+    Raises:
+        PMLError: There is no such root.
     """
     text = text.removeprefix("\ufeff")
     places = Places(text, source, around[0])
-    bad = _NOT_XML.search(text)
-    if bad is not None:
+    if (bad := _NOT_XML.search(text)) is not None:
         place = places.at(bad.start() + len(around[0]))
         problems.add(place, f"the character {bad.group()!r} is not allowed in XML", "text without it")
-        return None, False
+        problems.require_none()
     elements = _Elements(places)
     try:
         elements.parser.Parse(around[0] + text + around[1], True)
@@ -70,9 +71,13 @@ def read_xml(
         problems.add(place, f"not well-formed XML: {reason}", _HINTS.get(reason, "") or elements.expected())
     except _RefusedError as error:
         problems.add(elements.here(), *error.args)
-    else:
-        return elements.root, True
-    return elements.root, False
+    root = elements.root
+    if root is not None and root.tag != tag:
+        problems.add(root.place, f"the document is a <{root.tag}>", f"<{tag}>")
+    if root is None or root.tag != tag:
+        problems.require_none()
+    assert root is not None
+    return root
 
 
 _HINTS = {
