@@ -46,17 +46,16 @@ class Encodings:
         self._by_content: dict[Content, set[str]] = {}
         self._due = _FEW
         """Size at which evicted messages are next looked for."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def note(self, handle: MessageHandle, content: Content, name: str) -> None:
         """Add a message with its content and author."""
         with self._lock:
-            empty = KnownEncoding(handle, frozenset(), frozenset())
-            encoding = self._known.pop(handle.id, empty)
+            encoding = self._known.pop(handle.id, KnownEncoding(handle, frozenset(), frozenset()))
             self._known[handle.id] = KnownEncoding(handle, encoding.texts | {content}, encoding.names | {name})
             self._by_content.setdefault(content, set()).add(handle.id)
             if len(self._known) > _MOST:
-                self._drop(next(iter(self._known)))
+                self.forget(next(iter(self._known)))
 
     def with_content(self, content: Content) -> list[KnownEncoding]:
         """Return all encodings of a content, ordered by id."""
@@ -71,7 +70,12 @@ class Encodings:
     def forget(self, name: str) -> None:
         """Remove an evicted message."""
         with self._lock:
-            self._drop(name)
+            encoding = self._known.pop(name, None)
+            for content in () if encoding is None else encoding.texts:
+                same = self._by_content[content]
+                same.discard(name)
+                if not same:
+                    del self._by_content[content]
 
     def trim(self, engine: Engine) -> None:
         """Remove evicted messages, whenever the index has doubled since the last time (amortized constant cost)."""
@@ -82,16 +86,8 @@ class Encodings:
         evicted = [handle.id for handle, tier in zip(handles, engine.kv.tiers(handles), strict=True) if tier is None]
         with self._lock:
             for name in evicted:
-                self._drop(name)
+                self.forget(name)
             self._due = max(_FEW, 2 * len(self._known))
-
-    def _drop(self, name: str) -> None:
-        encoding = self._known.pop(name, None)
-        for content in () if encoding is None else encoding.texts:
-            same = self._by_content[content]
-            same.discard(name)
-            if not same:
-                del self._by_content[content]
 
 
 class EncodingChoice:

@@ -110,7 +110,7 @@ class Schema:
             PMLError: The schema is invalid; lists all problems. OSError: There is no such file.
         """
         path = pathlib.Path(path)
-        return cls.from_text(_read(path), source=str(path), folder=path.parent)
+        return cls.from_text(read_document(path), source=str(path), folder=path.parent)
 
     @classmethod
     def from_text(cls, text: str, *, source: str = "<schema>", folder: str | pathlib.Path | None = None) -> Schema:
@@ -151,11 +151,4 @@ class Schema:
 
     def prompt_file(self, path: str | pathlib.Path) -> Prompt:
         """Read a prompt from a file; raises as `prompt` does, and `OSError`."""
-        return self.prompt(_read(pathlib.Path(path)), source=str(path))
-
-
-def _read(path: pathlib.Path) -> str:
-    problems = Problems()
-    text = read_document(path, problems)
-    problems.require_none()
-    return text
+        return self.prompt(read_document(pathlib.Path(path)), source=str(path))

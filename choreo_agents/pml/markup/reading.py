@@ -191,9 +191,12 @@ MOST_BYTES = 1 << 26
 """Upper bound on the bytes of an included file."""
 
 
-def read_document(path: Path, problems: Problems) -> str:
-    """Read a UTF-8 document; raise `OSError` if there is no such file."""
-    return _decode(path.read_bytes(), str(path), problems)
+def read_document(path: Path) -> str:
+    """Read a UTF-8 document; raise `OSError` if there is no such file, and `PMLError` if it is not UTF-8."""
+    problems = Problems()
+    text = _decode(path.read_bytes(), str(path), problems)
+    problems.require_none()
+    return text
 
 
 def read_included(folder: Path, name: str, place: SourcePlace, problems: Problems) -> str:
