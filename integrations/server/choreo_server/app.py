@@ -6,8 +6,8 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -109,13 +109,19 @@ class ServerApp(Starlette):
                 Route("/inspect", looking.index),
                 Route("/inspect/{name}", looking.page),
             ],
-            lifespan=_lifespan(recording),
+            lifespan=self._until_end,
             exception_handlers=dict.fromkeys((ChoreoError, ValidationError, HTTPException, Exception), as_response),
         )
 
     def build_middleware_stack(self) -> ASGIApp:
         # Outermost, because Starlette's outermost middleware makes the responses for unhandled errors.
         return Access(super().build_middleware_stack(), self._requests)
+
+    @asynccontextmanager
+    async def _until_end(self, _: Starlette) -> AsyncIterator[None]:
+        yield
+        if self._recording is not None:
+            self._recording.close()
 
     async def _completions(self, request: Request) -> Response:
         engine, pace = self._tenancy.engine(request), TokenIntervals(self._waits)
@@ -210,16 +216,6 @@ class ServerApp(Starlette):
         else:
             text = exposition(engine.stats(), None, None)
         return PlainTextResponse(text, media_type=CONTENT_TYPE)
-
-
-def _lifespan(recording: Recording | None) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
-    @asynccontextmanager
-    async def until_the_end(_: Starlette) -> AsyncIterator[None]:
-        yield
-        if recording is not None:
-            recording.close()
-
-    return until_the_end
 
 
 def _no_model(name: object) -> RefusedError:
