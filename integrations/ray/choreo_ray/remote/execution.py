@@ -54,10 +54,10 @@ class RemoteExecution(Execution):
             with core.lock:
                 for name in self.fleet.replicas:
                     self.fleet.lost(name)
-            self._loop.wait_for(self._health.greet_again())
-            return
-        core.total_tokens = self._loop.wait_for(self._health.greet_all())
-        core.kv_budget_bytes = sum(replica.kv_budget_bytes for replica in self.fleet.alive())
+        self._loop.wait_for(self._health.greet_all(again=self._has_begun))
+        if not self._has_begun:
+            core.total_tokens = min(replica.total_tokens for replica in self.fleet.replicas.values())
+            core.kv_budget_bytes = sum(replica.kv_budget_bytes for replica in self.fleet.alive())
         self._has_begun = True
 
     def load_adapter(self, folder: Path, name: str, salt: str) -> None:

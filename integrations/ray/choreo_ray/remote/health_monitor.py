@@ -41,16 +41,13 @@ class HealthMonitor:
         self._is_any_alive = asyncio.Event()
         """Set while there is an engine to send calls to."""
 
-    async def greet_all(self) -> int:
-        """Greet all engines; return the tokens of KV that each of them holds at least."""
-        replicas = list(self._fleet.replicas.values())
-        await asyncio.gather(*(self._greet(replica) for replica in replicas))
-        return min(replica.total_tokens for replica in replicas)
+    async def greet_all(self, *, again: bool) -> None:
+        """Greet all engines. If they are greeted again, those that do not answer are greeted later, unless none does.
 
-    async def greet_again(self) -> None:
-        """Greet all engines again; those that do not answer are greeted later. Raises an error if none answers."""
+        Raises the error of an engine that does not answer.
+        """
         replicas = list(self._fleet.replicas.values())
-        errors = await asyncio.gather(*(self._greet(replica) for replica in replicas), return_exceptions=True)
+        errors = await asyncio.gather(*map(self._greet, replicas), return_exceptions=again)
         missing = [(replica, error) for replica, error in zip(replicas, errors, strict=True) if error is not None]
         for replica, _ in missing:
             self._context.spawn(self._revive(replica))
