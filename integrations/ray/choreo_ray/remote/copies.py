@@ -6,8 +6,6 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from contextlib import suppress
-from typing import Any
 
 from choreo_agents.engine.delegation import Message
 from choreo_agents.errors import ChoreoError, EngineLostError
@@ -89,14 +87,12 @@ class Copies:
         for (to_name, salt), messages in parts.items():
             to, ids = self._fleet.replicas[to_name], [*messages]
             epoch = to.epoch
-            with suppress(EngineLostError):
+            try:
                 for first in range(0, len(ids), _AT_ONCE):
                     some = {message_id: messages[message_id] for message_id in ids[first : first + _AT_ONCE]}
-                    try:
-                        await self.bring(salt, dict.fromkeys(some, name), some, to)
-                    except EngineLostError as cause:
-                        self._health.gone(to, cause, epoch)
-                        raise
+                    await self.bring(salt, dict.fromkeys(some, name), some, to)
+            except EngineLostError as cause:
+                self._health.gone(to, cause, epoch)
         with self._lock:
             every = [(to_name, message_id) for (to_name, _), messages in parts.items() for message_id in messages]
             return sum(message_id in self._fleet.replicas[to_name].held for to_name, message_id in every)
@@ -111,8 +107,11 @@ class Copies:
         taken: Collection[str] = ()
         nbytes = 0
         try:
-            exported = await self._export(source, copying, epoch)
-            if exported is not None:
+            try:
+                exported = await source.engine.export_kv(copying)
+            except EngineLostError as cause:
+                self._health.gone(source, cause, epoch)
+            else:
                 taken, nbytes = await to.engine.import_kv(copying, exported)
         except EngineLostError:
             raise
@@ -128,14 +127,6 @@ class Copies:
                     self._health.release(to, copying.salt, stale)
         now, count = time.perf_counter(), len(copying.ids)
         context.emit(KVCopied(now, source.name, to.name, count, count - len(taken), nbytes, now - started))
-
-    async def _export(self, source: Replica, copying: Copying, epoch: int) -> Any:
-        """Export KV from an engine; None: it is gone."""
-        try:
-            return await source.engine.export_kv(copying)
-        except EngineLostError as cause:
-            self._health.gone(source, cause, epoch)
-            return None
 
 
 def _retrieve_error(task: asyncio.Task[None]) -> None:
