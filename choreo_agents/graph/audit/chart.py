@@ -3,11 +3,10 @@ other."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -27,9 +26,6 @@ from choreo_agents.graph.visibility import (
 
 Tokens = tuple[int, ...]
 Item = TypeVar("Item")
-Node = TypeVar("Node", bound=Hashable)
-Labels = TypeVar("Labels", int, frozenset[Any])
-"""Names as a set, or numbers as a bit mask."""
 OwnTexts = Mapping[str, Mapping[str, Set[Tokens]]]
 """Tokens of the texts that a persona is given, by persona, then by private context or module."""
 
@@ -195,10 +191,6 @@ class Chart:
         """Return the nodes whose messages a reader knows under this name."""
         return self._by_source.get(source, ())
 
-    def of_persona(self, persona: str) -> Sequence[ChartNode]:
-        """Return all nodes of a persona."""
-        return self._by_persona.get(persona, ())
-
     @cached_property
     def by_name(self) -> Mapping[str, ChartNode]:
         return {node.name: node for node in self.nodes}
@@ -218,7 +210,7 @@ class Chart:
         return _grouped((source, node) for node in self.nodes for source in names_of(node.name))
 
     @cached_property
-    def _by_persona(self) -> Mapping[str, Sequence[ChartNode]]:
+    def by_persona(self) -> Mapping[str, Sequence[ChartNode]]:
         return _grouped((node.persona, node) for node in self.nodes)
 
     @cached_property
@@ -226,7 +218,7 @@ class Chart:
         """All private contexts: system prompts and prompts by persona, confidential messages and thoughts by node, and
         confidential modules."""
         contexts: list[PrivateContext] = []
-        owners = {persona: tuple(node.name for node in nodes) for persona, nodes in self._by_persona.items()}
+        owners = {persona: tuple(node.name for node in nodes) for persona, nodes in self.by_persona.items()}
         instructed: set[str] = set()
         importers: dict[str, set[str]] = {}
         for node in self.nodes:
@@ -283,7 +275,7 @@ class Chart:
                 speakers = (node for node in self.nodes if node is not reader and not node.is_silent)
                 yield from (Edge(node.name, reader.name, None, None, "state") for node in speakers)
                 continue
-            for node in self.of_persona(reader.persona):
+            for node in self.by_persona[reader.persona]:
                 # A node's own messages come back to it other than as KV only through a Send.
                 if node is not reader or reader.may_be_sent:
                     yield self._edge(node, reader, SHARED, "own", None)
@@ -355,18 +347,3 @@ def names_of(name: str) -> Iterator[str]:
     """Return the names under which readers know a node: those of the graphs around it, and its own."""
     parts = name.split("|")
     return ("|".join(parts[:count]) for count in range(1, len(parts) + 1))
-
-
-def propagate(initial: Mapping[Node, Labels], following: Callable[[Node], Iterable[Node]]) -> dict[Node, Labels]:
-    """Return for each node the union of its own labels and those of all nodes that lead to it, in loops, too."""
-    labels, queue, waiting = dict(initial), deque(initial), set(initial)
-    while queue:
-        node = queue.popleft()
-        waiting.remove(node)
-        for after in following(node):
-            union = labels[node] | labels.get(after, labels[node])
-            if labels.get(after) != union and after not in waiting:
-                waiting.add(after)
-                queue.append(after)
-            labels[after] = union
-    return labels

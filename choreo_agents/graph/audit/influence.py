@@ -420,7 +420,7 @@ def audit_entries(engines: Iterable[Engine], chart: Chart, entries: Sequence[Han
             hop = Hop(source=name, reader=reader, by=f"superstep {entry['superstep']}")
             violation = chart.violation_of(context, persona, channel)
             findings[key] = Finding(*key, violation, find_path=partial(tuple, [hop]))
-    outside = [*chart.outside]
-    for model, count in unserved.items():
-        outside.append(f"what reached {count} messages of model {model!r}, which no engine here runs")
-    return AuditReport(tuple(contexts.values()), findings.values, outside=tuple(outside))
+    unknown = (
+        f"what reached {n} messages of model {model!r}, which no engine here runs" for model, n in unserved.items()
+    )
+    return AuditReport(chart.contexts, findings.values, outside=(*chart.outside, *unknown))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
@@ -10,7 +11,7 @@ from itertools import product
 from typing import NamedTuple
 
 from choreo_agents.errors import VisibilityError, VisibilityWarning
-from choreo_agents.graph.audit.chart import Chart, ChartNode, Edge, OnViolation, is_inside, names_of, propagate
+from choreo_agents.graph.audit.chart import Chart, ChartNode, Edge, OnViolation, is_inside, names_of
 from choreo_agents.graph.audit.report import AuditReport, Blocked, Finding, Hop, PrivateContext
 from choreo_agents.graph.visibility import REENCODED, START_SOURCE, Channel, Presence
 
@@ -76,7 +77,7 @@ def _next_states(chart: Chart, state: State) -> Iterator[tuple[State, str, str]]
         if node != reader:
             # A rule names the node's messages as the context in which it encodes text: they are encoded again, too.
             for channel in REENCODED.opens(presence):
-                yield State(reader, channel), node, _scope(source)
+                yield State(reader, channel), node, f"scope of {source}"
 
 
 def _starts(chart: Chart, context: PrivateContext) -> Iterator[tuple[State, str, str]]:
@@ -110,16 +111,12 @@ def _starts(chart: Chart, context: PrivateContext) -> Iterator[tuple[State, str,
         if name in node.modules if context.kind == "module" else node.has_system or is_asked:
             yield State(owner, "encoding"), name, "own"
     for source, reader in chart.scopes.get(name, ()):
-        yield State(reader, "encoding"), name, _scope(source)
-
-
-def _scope(source: str) -> str:
-    return f"scope of {source}"
+        yield State(reader, "encoding"), name, f"scope of {source}"
 
 
 def nearest(chart: Chart, reached: Reach, persona: str, channel: Channel) -> str | None:
     """Return the node of a persona that a context reaches by the shortest path; None if it reaches none."""
-    nodes = [node.name for node in chart.of_persona(persona) if reached.has(node.name, channel)]
+    nodes = [node.name for node in chart.by_persona[persona] if reached.has(node.name, channel)]
     return min(nodes, key=lambda node: len(reached.path(node, channel)), default=None)
 
 
@@ -138,7 +135,7 @@ def cut(chart: Chart, reached: Reach, reader: str, channel: Channel) -> tuple[tu
     path = () if node is None else reached.path(node, channel)
     declared = {(edge.source, edge.reader): edge for edge in chart.edges() if edge.declared is not None}
     singles = [declared[hop.source, hop.reader] for hop in reversed(path) if (hop.source, hop.reader) in declared]
-    kin = {node.name for node in chart.of_persona(reader)}
+    kin = {node.name for node in chart.by_persona[reader]}
     into = [edge for edge in declared.values() if edge.reader in kin]
 
     def cuts(edges: Sequence[Edge]) -> bool:
@@ -187,7 +184,7 @@ def _findings(chart: Chart, contexts: Sequence[PrivateContext]) -> Iterator[Find
     personas = dict.fromkeys(node.persona for node in chart.nodes if not node.is_function)
     reached = dict.fromkeys(product(personas, CHANNELS), 0)
     for persona, channel in reached:
-        for node in chart.of_persona(persona):
+        for node in chart.by_persona[persona]:
             reached[persona, channel] |= masks.get(State(node.name, channel), 0)
 
     def finding(context: PrivateContext, persona: str, channel: Channel, violation: str, node: str = "") -> Finding:
@@ -218,12 +215,22 @@ def _findings(chart: Chart, contexts: Sequence[PrivateContext]) -> Iterator[Find
 def _reach_jointly(chart: Chart, contexts: Sequence[PrivateContext]) -> Mapping[State, int]:
     """Return the contexts that reach each state, as a bit mask of their numbers: what `reach` says of each of them,
     without paths."""
-    initial: dict[State, int] = {}
+    masks: dict[State, int] = {}
     for number, context in enumerate(contexts):
         for state, _, _ in _starts(chart, context):
-            initial[state] = initial.get(state, 0) | 1 << number
+            masks[state] = masks.get(state, 0) | 1 << number
     following = cache(lambda state: dict.fromkeys(after for after, _, _ in _next_states(chart, state)))
-    return propagate(initial, following)
+    queue, waiting = deque(masks), set(masks)
+    while queue:
+        state = queue.popleft()
+        waiting.remove(state)
+        for after in following(state):
+            mask = masks[state] | masks.get(after, 0)
+            if masks.get(after) != mask and after not in waiting:
+                waiting.add(after)
+                queue.append(after)
+            masks[after] = mask
+    return masks
 
 
 def _blocked(chart: Chart) -> Iterator[Blocked]:
