@@ -88,11 +88,6 @@ def channel_in(state: Any, name: str) -> Any:
     return state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)
 
 
-def sent_at(state: Any) -> int:
-    """Return the earliest superstep of a branch's messages; 0 if it was not sent."""
-    return int(state.get(SENT_AT, 0)) if isinstance(state, Mapping) else 0
-
-
 def merge_entries(left: list[HandleEntry] | None, right: list[HandleEntry] | None) -> list[HandleEntry]:
     """Merge entries, as reducer of the `handles` channel: append, and replace entries of the same message id."""
     merged: dict[str, Any] = {entry["message_id"]: entry for entry in left or []}

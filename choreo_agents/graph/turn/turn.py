@@ -27,7 +27,7 @@ from choreo_agents.graph.outputs import PARSED
 from choreo_agents.graph.prompts import called, prompt_text
 from choreo_agents.graph.run_context import CallPlace, CallRequest, CallResult, RunContext
 from choreo_agents.graph.signer import Change, ProvenState, entry_of, forward_sends, rewritten, sign
-from choreo_agents.graph.state import HandleEntry, merge_entries
+from choreo_agents.graph.state import merge_entries
 from choreo_agents.graph.turn.streaming import DecodeRun, decode_run, report_decode, report_reencoded
 from choreo_agents.graph.view.call_id import CallId
 from choreo_agents.graph.view.entries import EncodedEntries
@@ -85,8 +85,7 @@ class AgentTurn:
             update = await self._build_update()
             if lineage is not None:
                 # Committed before the node returns: a checkpoint must not name handles whose lineage could be lost.
-                entries: list[HandleEntry] = update["handles"]
-                used = [*self.encoded.bound.granted(), *all_handles(entries)]
+                used = [*self.encoded.bound.granted.values(), *all_handles(update["handles"])]
                 await lineage.commit(used, all_handles(self.encoded.all))
             return update
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -26,18 +26,15 @@ class BoundEngine:
         self.copies: list[MessageHandle] = []
         """Handles that were made for this call alone."""
         self._attended: set[str] = set()
-        self._read: dict[str, MessageHandle] = {}
+        self.granted: dict[str, MessageHandle] = {}
+        """All handles that the reader may read, by id."""
 
     def grant(self, handle: MessageHandle, *, words_only: bool = False) -> MessageHandle:
         """Let the reader attend to a message, or read its text only, and return the handle."""
-        self._read[handle.id] = handle
+        self.granted[handle.id] = handle
         if not words_only:
             self._attended.add(handle.id)
         return handle
-
-    def granted(self) -> Collection[MessageHandle]:
-        """Return all handles that the reader may read."""
-        return self._read.values()
 
     @property
     def model(self) -> str:
@@ -85,7 +82,7 @@ class BoundEngine:
         Raises:
             VisibilityError: The handle was not granted.
         """
-        if handle.id not in self._read:
+        if handle.id not in self.granted:
             raise VisibilityError(
                 f"{self._reader!r} may not read handle {handle.id!r}: show its source to {self._reader!r}"
             )
@@ -137,6 +134,6 @@ class BoundEngine:
         for parent in parents:
             if parent.id not in self._attended:
                 words = (
-                    f"read its text only: share its source ({SHARED!r})" if parent.id in self._read else "not read it"
+                    f"read its text only: share its source ({SHARED!r})" if parent.id in self.granted else "not read it"
                 )
                 raise VisibilityError(f"{self._reader!r} may not attend to handle {parent.id!r}, it may {words}")

@@ -88,7 +88,7 @@ class MergedBranches:
         handles = [self._engine.handle(item.entry) for item in branches]
         ids = {self.stands_for.get(handle.id, handle).id for handle in handles}
         for place, handle in enumerate(view.handles[first:] if branches else (), start=first):
-            if handle.id in ids or (whole and handle.id not in view.separators):
+            if handle.id in ids or (whole and handle.id in view.ends):
                 self._fans[place] = self._fan
 
     def _visible_places(self, place: int) -> tuple[int, ...]:

@@ -29,8 +29,6 @@ class PlacedView:
     """The position after each message, by its id and by that of the message that it stands for."""
     turn: UserTurn = "closed"
     """State of the last user's turn, which others can continue (see `TurnMerger`)."""
-    separators: set[str] = field(default_factory=set)
-    """Ids of the separators around the parts of users' turns."""
 
     def add(self, handle: MessageHandle, offset: int | None = None, stands_for: MessageHandle | None = None) -> None:
         """Append a message, by default at the end."""
@@ -39,8 +37,7 @@ class PlacedView:
         self._append(handle, at)
 
     def add_separator(self, handle: MessageHandle) -> None:
-        """Append a separator: it is no message, has no author, and may stand in many places."""
-        self.separators.add(handle.id)
+        """Append a separator: it is no message, has no author or end, and may stand in many places."""
         self._append(handle, self.end)
 
     def add_beside(self, handle: MessageHandle, offset: int) -> None:
@@ -53,7 +50,6 @@ class PlacedView:
         for handle, offset in zip(view.handles[first:], view.offsets[first:], strict=True):
             self._append(handle, offset)
         self.ends |= view.ends
-        self.separators |= view.separators
         self.turn = view.turn
 
     def close(self, since: int) -> None:
@@ -66,7 +62,7 @@ class PlacedView:
         return max((end for message_id, end in self.ends.items() if message_id in ids), default=self.end)
 
     def copy(self) -> PlacedView:
-        return PlacedView([*self.handles], [*self.offsets], self.end, {**self.ends}, self.turn, {*self.separators})
+        return PlacedView([*self.handles], [*self.offsets], self.end, {**self.ends}, self.turn)
 
     def _append(self, handle: MessageHandle, at: int) -> None:
         self.add_beside(handle, at)
