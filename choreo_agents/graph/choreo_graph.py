@@ -87,7 +87,6 @@ class ChoreoGraph(DeclaringGraph):
         self.positions = positions
         self.personas, self.control_flow = {}, set()
         self.table = VisibilityTable(default=None if visibility is None else rule_of(visibility))
-        self.origin = self
 
     @refuses_unknown(StateGraph.add_node)
     def add_node(
@@ -356,6 +355,3 @@ class ChoreoGraph(DeclaringGraph):
 def _instructed(nodes: Mapping[str, Any]) -> dict[str, str]:
     """Return the personas of the agents that have a system prompt, by node."""
     return {name: agent.persona or name for name, agent in agents_among(nodes) if agent.system is not None}
-
-
-__all__ = ["START", "ChoreoGraph"]

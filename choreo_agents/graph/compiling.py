@@ -415,10 +415,6 @@ def _after(start: str, following: Mapping[str, Sequence[str]]) -> set[str]:
     return later
 
 
-Contexts = tuple[Mapping[str, Sequence[str]], frozenset[str]]
-"""Private contexts: system prompts by name, and the nodes whose messages are confidential."""
-
-
 # Checks of nodes and state
 
 
