@@ -220,12 +220,10 @@ class VisibilityRule:
 
     def words(self) -> str:
         """Return the rule as an edge's label."""
-        if not self.mode.shows:
-            return self.mode.name
         label = self.mode.name
         if self.scope != "reader":
             label += f" in {self.scope if self.scope == 'public' else ', '.join(self.contexts)}"
-        if self.history == "all":
+        if self.history == "all" or not self.mode.shows:
             return label
         return f"{label}, last" if self.history == "last" else f"{label}, last {self.history}"
 
