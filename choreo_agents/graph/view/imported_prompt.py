@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -24,19 +23,6 @@ from choreo_agents.pml.markup.syntax import Import, Path, PromptTree, SchemaTree
 
 if TYPE_CHECKING:
     from choreo_agents.graph.agent import Agent
-
-
-@dataclass(frozen=True)
-class PromptPart:
-    """Text of one part of a prompt."""
-
-    text: str
-    role: str | None
-    """Role of the turn; None: it is an instruction."""
-    is_own: bool
-    """True if it is an argument or the prompt's own text, and not a module's."""
-    confidential: bool
-    """True if its module is confidential."""
 
 
 class ImportedPrompt:
@@ -61,7 +47,6 @@ class ImportedPrompt:
             schemas.setdefault(prompt.schema, EncodedSchema(engine, compiled))
         self._encoded = schemas[prompt.schema]
         self._assembly = compile_prompt(self._encoded.compiled, prompt, engine.model)
-        self._decode = engine.model.decode
         self._closing = tuple(engine.model.encode(engine.chat.user.after)) if engine.chat.merges is not None else ()
         root = 0 if public is None else len(engine.model.encode(engine.chat.root(public)))
         most = engine.model.adapter.max_positions
@@ -72,16 +57,13 @@ class ImportedPrompt:
             )
 
     @cached_property
-    def parts(self) -> Sequence[PromptPart]:
-        """The text of its parts in the order of positions, without empty slots."""
-
-        def make_part(tokens: Sequence[int], role: str | None, is_own: bool, confidential: bool) -> PromptPart:
-            return PromptPart(self._decode([*tokens], special=False).strip(), role, is_own, confidential)
-
-        cached, fresh = self._assembly.cached, self._assembly.fresh
-        placed = [(p.start, make_part(p.tokens, None, False, p.confidential)) for p in cached if p.slot is None]
-        placed += [(t.offset, make_part(t.tokens, t.role, t.kind != "module", t.confidential)) for t in fresh]
-        return [part for _, part in sorted(placed, key=lambda item: item[0]) if part.text]
+    def parts(self) -> Sequence[tuple[str, FreshText]]:
+        """Its parts, each with its text, in the order of positions and without empty slots; cached ones, too."""
+        whole = [piece for piece in self._assembly.cached if piece.slot is None]
+        cached = [FreshText(p.tokens, p.start, None, "module", p.module, p.confidential) for p in whole]
+        placed = sorted([*cached, *self._assembly.fresh], key=lambda part: part.offset)
+        texts = ((self._engine.model.decode([*part.tokens], special=False).strip(), part) for part in placed)
+        return [(text, part) for text, part in texts if text]
 
     def texts(self, owner: str) -> Mapping[str, set[tuple[int, ...]]]:
         """Return its token sequences by module, or, for its own text, by the private context `owner`."""

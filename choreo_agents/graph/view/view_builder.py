@@ -157,9 +157,10 @@ class ViewBuilder:
             self._render(SystemMessage(system), confidential=self._is_private)
         view = self._turns.root.copy()
         if imported is not None:
-            for part in imported.parts:
+            for text, part in imported.parts:
                 kind = {"user": HumanMessage, "assistant": AIMessage}.get(part.role or "system", SystemMessage)
-                self._render(kind(part.text), confidential=part.confidential or (part.is_own and self._is_private))
+                is_secret = part.confidential or (part.kind != "module" and self._is_private)
+                self._render(kind(text), confidential=is_secret)
             # A schema brings the template's start of a conversation: an empty root would repeat it.
             view = PlacedView()
             for handle in () if public is None else await self._turns.whole_root(public):
