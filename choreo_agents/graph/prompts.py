@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -21,9 +21,6 @@ Prompt = Words | Callable[..., Words | Awaitable[Words | None] | None]
 as for LangGraph's nodes. None: no prompt."""
 AnyPrompt = Prompt | pml.Prompt
 """A prompt, or one of a schema, which imports modules."""
-
-_SPOKEN_BY: Mapping[str, type[BaseMessage]] = {"system": SystemMessage, "prompt": HumanMessage}
-_GIVEN = ("runtime", "config")
 
 
 def require_prompt(name: str, field: str, prompt: Any) -> Any:
@@ -93,7 +90,7 @@ def text_of(name: str, field: str, prompt: Any) -> str | None:
 
 
 def _require_role(name: str, field: str, message: BaseMessage) -> None:
-    kind = _SPOKEN_BY[field]
+    kind: type[BaseMessage] = SystemMessage if field == "system" else HumanMessage
     if not isinstance(message, kind):
         raise InvalidRequestError(
             f"the {field} of {name!r} contains a {type(message).__name__}, but only {kind.__name__} is allowed: "
@@ -110,7 +107,7 @@ def _arguments(function: Callable[..., Any], most: int) -> tuple[int, tuple[str,
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return most, ()  # built-ins may have no signature
-    named = tuple(name for name in _GIVEN if name in signature.parameters)
+    named = tuple(name for name in ("runtime", "config") if name in signature.parameters)
     takes_all = any(parameter.kind == inspect.Parameter.VAR_POSITIONAL for parameter in signature.parameters.values())
     for count in [most] if takes_all else range(1, most + 1):
         with suppress(TypeError):
