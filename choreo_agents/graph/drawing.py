@@ -72,27 +72,20 @@ def draw_audit(graph: DeclaringGraph, report: AuditReport) -> str:
     Thick arrows are encodings, dotted ones text; a broken promise is red.
     """
     chart, flow = chart_of(graph), [*_flow(graph)]
-    lines = ["flowchart TD", *_nodes(chart), *flow]
-    styles: list[str] = []
-    count = len(flow)
     taken, boxed = {node.name for node in chart.nodes}, [c.name for c in report.contexts if c.kind != "message"]
     boxes = {name: _id(name, "c" if name in taken else "n") for name in boxed}
-    drawn: set[str] = set()
+    colours: dict[str, str] = {}  # by arrow; the first finding that draws one gives its colour
     for finding in report.listed:
+        colour = "#d1495b" if finding.violation else "#edae49" if finding.channel == "words" else "#e07a1f"
         for place, hop in enumerate(finding.path):
             source = boxes.get(hop.source) if place == 0 else None
             arrow = f"{_ARROWS[finding.channel]}|{_text(finding.context)}|"
-            line = f"    {source or _id(hop.source)} {arrow} {_id(hop.reader)}"
-            if line in drawn:
-                continue
-            drawn.add(line)
-            lines.append(line)
-            colour = "#d1495b" if finding.violation else "#edae49" if finding.channel == "words" else "#e07a1f"
-            styles.append(f"    linkStyle {count} stroke:{colour},color:{colour}")
-            count += 1
+            colours.setdefault(f"    {source or _id(hop.source)} {arrow} {_id(hop.reader)}", colour)
+    lines = ["flowchart TD", *_nodes(chart), *flow, *colours]
     for name in (context.name for context in report.contexts):
         lines += [f"    {boxes[name]}[[{_quoted(name)}]]:::private" if name in boxes else f"    {_id(name)}:::private"]
     lines += ["    classDef private fill:#fbe3e6,stroke:#d1495b", "    classDef function fill:#eeeeee,stroke:#999999"]
+    styles = (f"    linkStyle {number} stroke:{c},color:{c}" for number, c in enumerate(colours.values(), len(flow)))
     return "\n".join([*lines, *styles])
 
 
