@@ -130,7 +130,8 @@ def superstep_of(config: RunnableConfig) -> int:
 
 def run_step_of(config: RunnableConfig) -> str:
     """Return the run and superstep of a node, equal only for nodes of one superstep; empty if unknown."""
-    checkpoint = getattr(_execution(config), "checkpoint_id", None)
+    execution = getattr(_configurable(config).get("__pregel_runtime"), "execution_info", None)
+    checkpoint = getattr(execution, "checkpoint_id", None)
     return f"{checkpoint} {_metadata(config).get('langgraph_step', '')}" if checkpoint else ""
 
 
@@ -292,7 +293,3 @@ def _metadata(config: RunnableConfig) -> Mapping[str, Any]:
 
 def _configurable(config: RunnableConfig) -> Mapping[str, Any]:
     return config.get("configurable") or {}
-
-
-def _execution(config: RunnableConfig) -> Any:
-    return getattr(_configurable(config).get("__pregel_runtime"), "execution_info", None)

@@ -315,9 +315,7 @@ def channel_update(agent: Agent, messages: Sequence[AIMessage]) -> dict[str, Any
     if agent.response_format is not None:
         messages = [message for message in messages if not (message.tool_calls or message.invalid_tool_calls)]
     values = [message.additional_kwargs.get(PARSED, str(message.text)) for message in messages]
-    if not values:
-        return {}
-    return {agent.output_key: values if agent.writes_list else values[0]}
+    return {agent.output_key: values if agent.writes_list else values[0]} if values else {}
 
 
 def thinking_of(agent: Agent, state: Any, chat: ChatFormat) -> Thinking | None:
