@@ -11,7 +11,6 @@ from choreo_agents.graph.view.bound_engine import BoundEngine
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import Kind, PromptText, TurnText
 
-_PUBLIC_ROOT = "public root"
 # Roles of separators
 _CLOSES = "closes a user's turn"
 _GOES_ON = {"closed": "opens a user's turn", "begun": "", "open": "goes on with a user's turn"}
@@ -34,11 +33,7 @@ class PlacedView:
         """Append a message, by default at the end."""
         at = self.end if offset is None else offset
         self.ends |= {message.id: at + handle.length for message in (handle, stands_for or handle)}
-        self._append(handle, at)
-
-    def add_separator(self, handle: MessageHandle) -> None:
-        """Append a separator: it is no message, has no author or end, and may stand in many places."""
-        self._append(handle, self.end)
+        self.append(handle, at)
 
     def add_beside(self, handle: MessageHandle, offset: int) -> None:
         """Append a message without moving the end: what follows starts where it would have started."""
@@ -48,7 +43,7 @@ class PlacedView:
     def extend(self, view: PlacedView, first: int) -> None:
         """Append the messages of another view from index `first` on, at their positions."""
         for handle, offset in zip(view.handles[first:], view.offsets[first:], strict=True):
-            self._append(handle, offset)
+            self.append(handle, offset)
         self.ends |= view.ends
         self.turn = view.turn
 
@@ -64,7 +59,8 @@ class PlacedView:
     def copy(self) -> PlacedView:
         return PlacedView([*self.handles], [*self.offsets], self.end, {**self.ends}, self.turn)
 
-    def _append(self, handle: MessageHandle, at: int) -> None:
+    def append(self, handle: MessageHandle, at: int) -> None:
+        """Append a handle without an end of its own: a separator, which is no message and may stand in many places."""
         self.add_beside(handle, at)
         self.end = max(self.end, at + handle.length)
 
@@ -118,7 +114,7 @@ class TurnMerger:
         if text and text not in self._separators:
             [self._separators[text]] = await self._shared(PromptText.special(text), self.root.handles, role)
         if text:
-            view.add_separator(self._separators[text])
+            view.append(self._separators[text], view.end)
         if turn == "closed":
             view.close(since)
         view.turn = turn
@@ -144,5 +140,5 @@ class TurnMerger:
     async def _shared(
         self, text: PromptText, parents: Sequence[MessageHandle] = (), role: str = "system"
     ) -> list[MessageHandle]:
-        call = Prefill(text, parents, author=_PUBLIC_ROOT, role=role)
+        call = Prefill(text, parents, author="public root", role=role)
         return await self._bound.prefill_shared([call] if text else [])
