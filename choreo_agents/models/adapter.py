@@ -120,14 +120,14 @@ def end_tokens(generation: Any, tokenizer: Any, config: Any) -> dict[int, list[s
 
     Each argument is one token id, several, or none; each token comes with the names of those that have it.
     """
-    sources = {"generation_config.json": as_token_ids(generation), "tokenizer": as_token_ids(tokenizer)}
+    sources = {"generation_config.json": _as_token_ids(generation), "tokenizer": _as_token_ids(tokenizer)}
     if not any(sources.values()):
-        sources = {"config.json": as_token_ids(config)}
+        sources = {"config.json": _as_token_ids(config)}
     tokens = dict.fromkeys(token for tokens in sources.values() for token in tokens)
     return {token: [name for name, tokens in sources.items() if token in tokens] for token in tokens}
 
 
-def as_token_ids(ends: Any) -> list[int]:
+def _as_token_ids(ends: Any) -> list[int]:
     """Return a setting of one token id, several, or none as a list."""
     return [] if ends is None else [int(token) for token in ends] if isinstance(ends, list | tuple) else [int(ends)]
 

@@ -87,10 +87,6 @@ class Checkpoint:
             return {}
         return settings
 
-    def parameters(self) -> int:
-        """Return the number of parameters of a model of its configuration."""
-        return sum(weight.numel() for weight in self.skeleton().parameters())
-
     def skeleton(self) -> PreTrainedModel:
         """Build the model on the meta device, without weights."""
         from transformers import AutoModelForCausalLM  # noqa: PLC0415 - as in `read`

@@ -80,7 +80,7 @@ def available_kernels() -> tuple[Kernels, ...] | str:
         library = ctypes.CDLL(str(PATH))
         variants = (_kernels(library, name) for name in names[max(names.index(best), names.index(limit)) :])
         return tuple(kernels for kernels in variants if kernels is not None)
-    except (OSError, AttributeError, _OtherLayoutError) as error:
+    except (OSError, AttributeError) as error:
         return f"{PATH} cannot be loaded, reinstall the package: {error}"
 
 
@@ -88,10 +88,6 @@ def multiply_tiles() -> bool:
     """Return whether the best variant multiplies tiles of bfloat16s."""
     kernels = available_kernels()
     return not isinstance(kernels, str) and kernels[0].name == "AMX"
-
-
-class _OtherLayoutError(Exception):
-    """The library has structures of another version."""
 
 
 def _kernels(library: ctypes.CDLL, name: str) -> Kernels | None:
@@ -107,7 +103,7 @@ def _kernels(library: ctypes.CDLL, name: str) -> Kernels | None:
     sizes = (ctypes.c_int32 * len(STRUCTS))()
     layout = library[f"choreo_layout_{name.lower()}"](sizes)
     if (layout, [*sizes]) != (LAYOUT, [ctypes.sizeof(struct) for struct in STRUCTS]):
-        raise _OtherLayoutError("it is of another version")
+        raise OSError("it is of another version")
     at = ctypes.c_void_p
     return Kernels(
         name,

@@ -109,9 +109,7 @@ class ChatFormat:
 
     def part(self, words: str, name: str | None = None) -> PromptText:
         """Return one message of a user's turn that holds several, without the template's text around it."""
-        opening = TurnFormat("", None, "").opening(name)
-        text = words.strip() if self.user.trims else words
-        return opening + PromptText.plain(text)
+        return TurnFormat("", None, "", self.user.trims).around(words, name)
 
     def header(self, name: str | None, *, thinking: bool = False) -> PromptText:
         """Return the header that a decode of an assistant turn starts with.

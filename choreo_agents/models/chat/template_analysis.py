@@ -29,11 +29,7 @@ from choreo_agents.models.chat.whole import WholeConversation
 from choreo_agents.models.prompt_text import PromptText
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from transformers import PreTrainedTokenizerBase
-
-    from choreo_agents.models.chat.template import Template, Turn
 
 
 _SEPARATOR = "\n\n"

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from choreo_agents.models.adapter import as_token_ids, max_positions
+from choreo_agents.models.adapter import end_tokens, max_positions
 from choreo_agents.models.chat.template import Template
 from choreo_agents.models.chat.template_analysis import chat_format
 from choreo_agents.models.checking.comparing import ViewComparison, compare_view
@@ -151,23 +151,11 @@ def facts_of(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase, chat: C
 def _stop_tokens(
     tokenizer: PreTrainedTokenizerBase, text: PreTrainedConfig, generation: Mapping[str, Any], chat: ChatFormat
 ) -> list[StopToken]:
-    """Return the stop tokens of the generation settings and the tokenizer; if there are none, the configuration's."""
-    sources = {
-        "generation_config.json": as_token_ids(generation.get("eos_token_id")),
-        "tokenizer": as_token_ids(tokenizer.eos_token_id),
-    }
-    if not any(sources.values()):
-        sources = {"config.json": as_token_ids(getattr(text, "eos_token_id", None))}
+    ends = end_tokens(generation.get("eos_token_id"), tokenizer.eos_token_id, getattr(text, "eos_token_id", None))
     closing = tokenizer.encode(chat.turn_end, add_special_tokens=False)
-    numbers = dict.fromkeys(number for numbers in sources.values() for number in numbers)
     return [
-        StopToken(
-            str(tokenizer.convert_ids_to_tokens(number)),
-            number,
-            [file for file, ids in sources.items() if number in ids],
-            closes=number in closing,
-        )
-        for number in numbers
+        StopToken(str(tokenizer.convert_ids_to_tokens(number)), number, files, closes=number in closing)
+        for number, files in ends.items()
     ]
 
 

@@ -150,7 +150,7 @@ def needs_of(
     """Return the memory needs of a model; if its files do not show them, build it on the meta device to count."""
     text = checkpoint.config.get_text_config()
     usable = None if is_dense(quantization_of(checkpoint.config), device) else stored
-    weights = checkpoint.parameters() * dtype.itemsize if usable is None else usable.served_bytes(dtype)
+    weights = checkpoint.skeleton().num_parameters() * dtype.itemsize if usable is None else usable.served_bytes(dtype)
     kv_heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
     geometry = KVGeometry(text.num_hidden_layers, kv_heads, _head_size(text), dtype)
     return MemoryNeeds(weights, stored is not None, geometry.bytes_per_token, max_positions(text), free_bytes(device))

@@ -11,7 +11,6 @@ kernels that multiply pairs or tiles of bfloat16s, two inputs are side by side, 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -51,16 +50,16 @@ class Panels:
         assert all(len(weight) % PANEL == 0 for weight in weights[:-1])
         inputs, outputs = weights[0].shape[1], sum(len(weight) for weight in weights)
         dtype = torch.bfloat16 if all(map(_was_bfloat16, weights)) else torch.float32
-        if pairs and weights[0].dtype == torch.bfloat16:
-            return cls(_pair_inputs(weights, inputs, outputs), inputs, outputs, weights[0].dtype)
-        panels = torch.zeros(-(-outputs // PANEL), inputs, PANEL, dtype=dtype, device="cpu")
-        at = 0
-        for weight in weights:
-            whole = len(weight) // PANEL
-            panels[at : at + whole] = weight[: whole * PANEL].view(whole, PANEL, inputs).transpose(1, 2)
-            at += whole
-            if remainder := len(weight) - whole * PANEL:
-                panels[at, :, :remainder] = weight[whole * PANEL :].T
+        pairs = pairs and weights[0].dtype == torch.bfloat16
+        shape = (-(-inputs // DEEP) * DEEP // 2, PANEL, 2) if pairs else (inputs, PANEL)
+        panels = torch.zeros(-(-outputs // PANEL), *shape, dtype=dtype, device="cpu")
+        # Panel by panel, to bound temporary memory.
+        for at, rows in enumerate(rows for weight in weights for rows in torch.split(weight, PANEL)):
+            if pairs:
+                paired = functional.pad(rows, (0, inputs % 2)).reshape(len(rows), -1, 2)
+                panels[at, : paired.shape[1], : len(rows)] = paired.transpose(0, 1)
+            else:
+                panels[at, :, : len(rows)] = rows.T
         return cls(panels, inputs, outputs, weights[0].dtype)
 
     def part(self, first: int, outputs: int) -> Panels:
@@ -115,16 +114,6 @@ def scratch_for(dtype: int, threads: int, rows: int, inputs: int) -> Tensor | No
     if dtype == BF16_PAIRS:
         return floats(1, -(-rows // TILE) * TILE * -(-inputs // DEEP) * DEEP // 2)
     return floats(threads, inputs * PANEL) if dtype == BF16 else None
-
-
-def _pair_inputs(weights: Sequence[Tensor], inputs: int, outputs: int) -> Tensor:
-    """Lay out weights, [outputs, inputs] each, in pairs of inputs, panel by panel to bound temporary memory."""
-    shape = (-(-outputs // PANEL), -(-inputs // DEEP) * DEEP // 2, PANEL, 2)
-    paired = torch.zeros(shape, dtype=torch.bfloat16, device="cpu")
-    for at, panel in enumerate(panel for weight in weights for panel in torch.split(weight, PANEL)):
-        pairs = functional.pad(panel, (0, inputs % 2)).reshape(len(panel), -1, 2)
-        paired[at, : pairs.shape[1], : len(panel)] = pairs.transpose(0, 1)
-    return paired
 
 
 def _was_bfloat16(weight: Tensor) -> bool:
