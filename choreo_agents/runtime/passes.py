@@ -180,7 +180,7 @@ class Passes:
             _log.warning("passes run kernel by kernel: %s", self.why)
             return
         if self._made_of is None:
-            self._made_of = ModelSnapshot(self._adapter.model, self._adapter.model.modules())
+            self._made_of = ModelSnapshot(self._adapter.model)
 
 
 def _rounded(count: int) -> int:

@@ -45,7 +45,7 @@ class FusedForward:
         self._shape, self._heads = shape, heads
         self._decoders = [_make_decoder(layer) for layer in shape.layers]
         self._norm, self._eps = shape.norm.get_parameter("weight").detach(), eps_of(shape.norm)
-        self.made_of = ModelSnapshot(model, shape.modules())
+        self.made_of = ModelSnapshot(model)
 
     def serves(self, attention: Attention) -> TypeGuard[StepAttention]:
         """Return whether it can run a step with this attention."""

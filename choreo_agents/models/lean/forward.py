@@ -57,7 +57,7 @@ class LeanForward:
         self._last = DecoderStruct(input_norm=self._last_norm.data_ptr(), eps=eps_of(shape.norm))
         laid_out = isinstance(shape.head, PrepackedLinear) or shape.head.weight.numel() <= _SMALL_HEAD
         self._head = side_by_side((shape.head,), pairs=kernels.pairs) if laid_out else None
-        self.made_of = ModelSnapshot(model, shape.modules())
+        self.made_of = ModelSnapshot(model)
         first = shape.layers[0]
         [o], [down] = first.products["o"], first.products["down"]
         self._width, self._inner = o.out_features, down.in_features

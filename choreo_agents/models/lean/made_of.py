@@ -5,7 +5,6 @@ Writes that bypass torch's version counter, through `.data` or NumPy as when pef
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,40 +13,26 @@ from choreo_agents.models.lora import is_adapting
 
 
 class ModelSnapshot:
-    """A snapshot of a model's modules, weights and hooks.
+    """A snapshot of a model's modules, weights and hooks."""
 
-    Args:
-        model: The model.
-        read: The modules whose weights the pass reads, and whose `forward` it does not call.
-    """
-
-    def __init__(self, model: nn.Module, read: Iterable[nn.Module]) -> None:
-        modules = {id(module): module for module in read}
+    def __init__(self, model: nn.Module) -> None:
+        modules = [*model.modules()]
         self._weights: list[tuple[dict[str, Any], str, Tensor | None, Any]] = [
             (module._parameters, name, weight, state_of(weight))
-            for module in modules.values()
+            for module in modules
             for name, weight in module._parameters.items()
         ]
         self._numbers = [
             (vars(module), name, value)
-            for module in model.modules()
+            for module in modules
             for name, value in vars(module).items()
             if isinstance(value, float)
         ]
         """Scales, epsilons, multipliers."""
-        self._places: list[tuple[dict[str, Any], str, nn.Module]] = []
-        above: dict[int, nn.Module] = {}
-        for parent in model.modules():
-            for name, child in parent.named_children():
-                if id(parent) in above or any(id(descendant) in modules for descendant in child.modules()):
-                    self._places.append((parent._modules, name, child))
-                    above[id(parent)] = parent
-        watched = {**above, **modules}
-        self._own = [vars(module) for module in watched.values()]
+        self._places = [(parent._modules, name, child) for parent in modules for name, child in parent.named_children()]
+        self._own = [vars(module) for module in modules]
         """Attributes of modules, where a replaced `forward` would be."""
-        self._listeners = [
-            hooks for module in watched.values() for hooks in (module._forward_hooks, module._forward_pre_hooks)
-        ]
+        self._listeners = [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
 
     def is_current(self) -> bool:
         """Return whether the model is unchanged."""

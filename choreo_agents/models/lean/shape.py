@@ -6,9 +6,8 @@ right.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -56,12 +55,6 @@ class LeanShape:
     norm: nn.Module
     rotary: nn.Module
     head: nn.Linear
-
-    def modules(self) -> Iterator[nn.Module]:
-        """Yield all modules whose weights are read."""
-        yield from (self.embedding, self.norm, self.rotary, self.head)
-        for layer in self.layers:
-            yield from (*chain.from_iterable(layer.products.values()), *layer.norms, *layer.head_norms)
 
     def angles(self, like: Tensor, positions: Tensor, kinds: Iterable[AttentionKind]) -> Angles:
         """Return the model's own cosines and sines, in the dtype and on the device of `like`."""
