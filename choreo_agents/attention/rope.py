@@ -56,6 +56,11 @@ class PureRotation:
         turned = self._rotate(vectors[..., self.first : end], cos, sin)
         return torch.cat((vectors[..., : self.first], turned, vectors[..., end:]), dim=-1)
 
+    def move(self, keys: Tensor, shift: int) -> Tensor:
+        """Rotate keys, [kv_heads, slots, head_dim], as if encoded `shift` positions later."""
+        cos, sin = self.cos_sin(torch.full((keys.shape[1],), shift, device=keys.device))
+        return self.apply(keys.transpose(0, 1), cos, sin).transpose(0, 1)
+
     def _rotate(self, vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         wide = vectors.to(torch.promote_types(vectors.dtype, cos.dtype))
         cos, sin = cos[:, None, :], sin[:, None, :]

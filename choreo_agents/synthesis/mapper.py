@@ -79,10 +79,7 @@ class CacheMapper(nn.Module):
     def moved(self, layer: int, keys: Tensor, shift: int) -> Tensor:
         """Rotate keys of a layer, [kv_heads, tokens, head_dim], as if encoded `shift` positions later."""
         rotation = self.kinds[layer].rotation
-        if not shift or rotation is None:
-            return keys
-        cos, sin = rotation.cos_sin(torch.full((keys.shape[1],), shift, device=keys.device))
-        return rotation.apply(keys.transpose(0, 1), cos, sin).transpose(0, 1)
+        return rotation.move(keys, shift) if shift and rotation is not None else keys
 
     def _residual(self, side: str, layer: int, x: Tensor) -> Tensor:
         """Return `up(down(x)) + bias`; all are [tokens, kv_heads, head_dim]."""

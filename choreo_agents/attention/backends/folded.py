@@ -21,6 +21,7 @@ from choreo_agents.attention.backends.partial import (
 )
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout, Read, readers_of, tokens_of, windowed
+from choreo_agents.attention.rope import PureRotation
 
 LONGEST_RUN = 128
 MOST_QUERIES = 32
@@ -71,19 +72,18 @@ class FoldedAttention:
         spans = [span for read in (*short, *single) for span in read.spans]
         tokens, shifts, _ = tokens_of(spans)
         self.tokens = torch.from_numpy(tokens).to(backend.device)
-        self.moved = kind.rotation is not None and any(span.shift for span in spans)
+        self.rotation = kind.rotation if any(span.shift for span in spans) else None
         self._turns: Tensor | None = None
-        if self.moved:
-            assert kind.rotation is not None
-            angles = kind.rotation.cos_sin(torch.from_numpy(-shifts))
+        if self.rotation is not None:
+            angles = self.rotation.cos_sin(torch.from_numpy(-shifts))
             self.cos, self.sin = (part.to(backend.device) for part in angles)
         whole = len(layout.reads) == 1 and tokens.tolist() == list(range(len(layout.positions)))
         self.merging = None if whole else LogSumExpMerge(tokens, len(layout.positions), backend.device)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
         pairs = query[self.tokens]
-        if self.moved:
-            pairs = self._rotate(pairs)
+        if self.rotation is not None:
+            pairs = self._rotate(self.rotation, pairs)
         parts: list[Partial] = []
         first = lone_count = 0
         if self.packed is not None:
@@ -122,10 +122,8 @@ class FoldedAttention:
         out = out.reshape(kv_heads, count, -1, dim).transpose(0, 1).reshape(count, heads, dim)
         return out, lse.reshape(kv_heads, count, -1).transpose(0, 1).reshape(count, heads)
 
-    def _rotate(self, pairs: Tensor) -> Tensor:
+    def _rotate(self, rotation: PureRotation, pairs: Tensor) -> Tensor:
         """Rotate each pair's query by minus the shift of its run."""
-        rotation = self.kind.rotation
-        assert rotation is not None
         if len(pairs) > MOST_TURNED or pairs.dtype == torch.float64:
             return rotation.apply(pairs, self.cos, self.sin)
         if self._turns is None:

@@ -34,7 +34,8 @@ class ReferenceAttention:
             for span in read.spans:
                 if span.first <= token < span.first + span.count:
                     slots = torch.tensor(self._visible_slots(token, read, span), dtype=torch.long)
-                    seen_keys.append(self._move_keys(keys[:, slots].double(), span.shift))
+                    key, rotation = keys[:, slots].double(), self.kind.rotation
+                    seen_keys.append(key if rotation is None else rotation.move(key, span.shift))
                     seen_values.append(values[:, slots].double())
         key, value = torch.cat(seen_keys, dim=1), torch.cat(seen_values, dim=1)
         group = query.shape[0] // key.shape[0]
@@ -56,11 +57,3 @@ class ReferenceAttention:
                 first = self.layout.positions[token] - window + 1 - span.shift - read.position
                 slots = range(max(slots.start, read.start + first), slots.stop)
         return list(slots)
-
-    def _move_keys(self, keys: Tensor, shift: int) -> Tensor:
-        """Rotate keys [kv_heads, slots, head_dim] as if encoded `shift` positions later."""
-        if self.kind.rotation is None:
-            return keys
-        positions = torch.full((keys.shape[1],), shift, device=keys.device)
-        cos, sin = self.kind.rotation.cos_sin(positions)
-        return self.kind.rotation.apply(keys.transpose(0, 1), cos, sin).transpose(0, 1)

@@ -121,8 +121,6 @@ class VarlenAttention:
 
     def __init__(self, layout: Layout, kind: AttentionKind, backend: VarlenBackend) -> None:
         self.layout = layout
-        self.kind = kind
-        self.backend = backend
         whole = [chunk for read in layout.reads if not read.causal for chunk in chunks(read)]
         causal = [read for read in layout.reads if read.causal]
         self.whole = _Sequences(whole, backend) if whole else None
@@ -130,22 +128,20 @@ class VarlenAttention:
         spans = [span for read in (*whole, *causal) for span in read.spans]
         tokens, pair_shifts, _ = tokens_of(spans)
         arrays = {"tokens": tokens}
-        self.moved = kind.rotation is not None and any(span.shift for span in spans)
-        if self.moved:
-            assert kind.rotation is not None
+        self.rotation = kind.rotation if any(span.shift for span in spans) else None
+        if self.rotation is not None:
             shifts, arrays["turns"] = numpy.unique(pair_shifts, return_inverse=True)
-            arrays["cos"], arrays["sin"] = kind.rotation.on_host(-shifts)
+            arrays["cos"], arrays["sin"] = self.rotation.on_host(-shifts)
         packed = SentTables(arrays, backend.device)
         self.tokens = packed["tokens"]
-        if self.moved:
+        if self.rotation is not None:
             self.cos, self.sin = (packed[name].index_select(0, packed["turns"]) for name in ("cos", "sin"))
         self.merging = LogSumExpMerge(tokens, len(layout.positions), backend.device)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
         pairs = query[self.tokens]
-        if self.moved:
-            assert self.kind.rotation is not None
-            pairs = self.kind.rotation.apply(pairs, self.cos, self.sin)
+        if self.rotation is not None:
+            pairs = self.rotation.apply(pairs, self.cos, self.sin)
         parts: list[Partial] = []
         first = 0
         if self.whole is not None:
