@@ -32,7 +32,9 @@ class PromptText:
     @classmethod
     def joined(cls, texts: Iterable[PromptText]) -> PromptText:
         """Concatenate texts in linear time; repeated `+` is quadratic."""
-        return cls(tuple(_join_parts([part for text in texts for part in text.parts])))
+        parts = (part for text in texts for part in text.parts if part[0])
+        runs = groupby(parts, key=lambda part: part[1])  # adjacent parts of one kind
+        return cls(tuple(("".join(words for words, _ in run), is_special) for is_special, run in runs))
 
     @classmethod
     def filled(cls, template: str, values: Mapping[str, str]) -> PromptText:
@@ -93,9 +95,3 @@ class PromptText:
             between += text[start:]
         if between:
             yield between, False
-
-
-def _join_parts(parts: list[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
-    """Merge adjacent parts of one kind; drop empty ones."""
-    for kind, together in groupby((part for part in parts if part[0]), key=lambda part: part[1]):
-        yield "".join(text for text, _ in together), kind

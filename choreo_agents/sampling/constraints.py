@@ -337,7 +337,10 @@ class ChoiceConstraint(AnswerConstraint):
         assert not self.done, "the answer is complete"
         self._written.append(token)
         if self._part == "choice":
-            self._take_choice(token)
+            self.done = () in self._rest and token in self.paths.ends
+            if not self.done:
+                self._follow(token)
+                self.done = self._rest == {()}
             return
         # Both must get every token: they decode text incrementally.
         lead_complete, stop_complete = self._lead_complete(token), self._stop_complete(token)
@@ -347,13 +350,6 @@ class ChoiceConstraint(AnswerConstraint):
             self._part, self._rest = "choice", self.paths.choices
         elif self._part == "free" and (stop_complete or self._must_force()):
             self._force_lead()
-
-    def _take_choice(self, token: int) -> None:
-        if () in self._rest and token in self.paths.ends:
-            self.done = True
-            return
-        self._follow(token)
-        self.done = self._rest == {()}
 
     def _follow(self, token: int) -> None:
         self._rest = frozenset(path[1:] for path in self._rest if path[:1] == (token,))
