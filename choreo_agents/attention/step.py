@@ -111,25 +111,17 @@ class StepAttention:
         Args:
             readers: The reader to whom each token of the step is counted.
         """
-        if self._further:
-            return self._add_further(readers)
-        geometry = self.pool.geometry
-        nbytes = geometry.bytes_per_token // geometry.layers
-        layers = Counter(self.kinds)
-        totals: dict[str, tuple[int, int]] = {}
-        for kind, prepared in self.prepared.items():
-            for reader, (shared, alone) in prepared.layout.slots_read_by(readers).items():
-                before = totals.get(reader, (0, 0))
-                totals[reader] = (before[0] + nbytes * layers[kind] * shared, before[1] + nbytes * layers[kind] * alone)
-        self._read = totals
-        return totals
-
-    def _add_further(self, readers: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """Return `kv_bytes_read` some steps later: each token reads one more slot of its own per step."""
-        nbytes = self.pool.geometry.bytes_per_token * self._further
-        rows = Counter(readers)
+        geometry, rows = self.pool.geometry, Counter(readers)
+        if not self._further:
+            layers, self._read = Counter(self.kinds), {}
+            for kind, prepared in self.prepared.items():
+                nbytes = geometry.bytes_per_token // geometry.layers * layers[kind]
+                for reader, (shared, alone) in prepared.layout.slots_read_by(readers).items():
+                    before = self._read.get(reader, (0, 0))
+                    self._read[reader] = (before[0] + nbytes * shared, before[1] + nbytes * alone)
+        more = geometry.bytes_per_token * self._further  # each token reads one more slot of its own per step
         return {
-            reader: (shared + nbytes * rows[reader], alone + nbytes * rows[reader])
+            reader: (shared + more * rows[reader], alone + more * rows[reader])
             for reader, (shared, alone) in self._read.items()
         }
 

@@ -47,10 +47,8 @@ class _Call:
     query: Tensor
     key: Tensor
     value: Tensor
-    masked: bool
-    """Whether it was given a mask."""
     visible: MaskFunction | None
-    """The function of that mask; None without a mask, or if it did not come through the interface."""
+    """The function of the mask that it was given; None without a mask."""
     window: int | None
     """Sliding window in positions, as the layer itself gives it."""
     softcap: float | None
@@ -110,18 +108,20 @@ def _probe(model: PreTrainedModel, positions: Sequence[int], token: int) -> dict
     def record(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, None]:
-        mark = -1.0 if attention_mask is None else float(attention_mask.flatten()[0]) - _FIRST_MARK
-        if attention_mask is not None and mark not in range(len(masks)):
-            raise UnsupportedModelError(f"{type(module).__name__} applies its own attention mask")
         layer = getattr(module, "layer_idx", None)
         if not isinstance(layer, int):
             raise UnsupportedModelError(f"{type(module).__name__} does not set its layer index")
         if layer in calls:
             raise UnsupportedModelError(f"layer {layer} of {type(model).__name__} attends more than once")
         query_, key_, value_ = (part[:, :, 0].float().cpu() for part in (query, key, value))
-        visible = None if attention_mask is None else masks[int(mark)]
-        claimed = kwargs.get("sliding_window")
-        calls[layer] = _Call(query_, key_, value_, attention_mask is not None, visible, claimed, kwargs.get("softcap"))
+        visible = None
+        if attention_mask is not None:
+            mark = float(attention_mask.flatten()[0]) - _FIRST_MARK
+            if mark not in range(len(masks)):
+                raise UnsupportedModelError(f"{type(module).__name__} applies its own attention mask")
+            if (visible := masks[int(mark)]) is None:
+                raise UnsupportedModelError(f"layer {layer} has a mask that cannot be inspected")
+        calls[layer] = _Call(query_, key_, value_, visible, kwargs.get("sliding_window"), kwargs.get("softcap"))
         # A token that sees only itself gets its own values, whatever the scores.
         group = query.shape[1] // value.shape[1]
         return value.repeat_interleave(group, dim=1).transpose(1, 2), None
@@ -172,8 +172,6 @@ def _window(layer: int, call: _Call, max_positions: int) -> int | None:
     The model's mask decides, evaluated up to the full context length; without a mask, the layer's own setting.
     """
     if call.visible is None:
-        if call.masked:
-            raise UnsupportedModelError(f"layer {layer} has a mask that cannot be inspected")
         return call.window if call.window is not None and call.window < max_positions else None
     last = max_positions - 1
     distances = torch.arange(max_positions)

@@ -85,12 +85,10 @@ def require_fit(model: PreTrainedModel, adapter: LoraAdapter) -> None:
 def hook_layers(model: nn.Module, names: Sequence[str]) -> None:
     """Hook layers, once each, so that the parts given to `pass_context` are added to their outputs."""
     with _hooking:
-        hooked: set[str] = getattr(model, "_choreo_adapted_layers", set())
         for name in names:
-            if name not in hooked:
-                model.get_submodule(name).register_forward_hook(_hook(name))
-        # Past the bookkeeping of `nn.Module`, so that no state dict has it.
-        object.__setattr__(model, "_choreo_adapted_layers", hooked | set(names))
+            module = model.get_submodule(name)
+            if all(getattr(hook, "adapts", None) != name for hook in module._forward_hooks.values()):
+                module.register_forward_hook(_hook(name))
 
 
 def _hook(name: str) -> Any:
@@ -101,13 +99,13 @@ def _hook(name: str) -> Any:
                 output = _add_delta(output, args[0], part, rows, adapter.dropout)
         return output
 
-    add.adapts = True  # type: ignore[attr-defined]
+    add.adapts = name  # type: ignore[attr-defined]
     return add
 
 
 def is_adapting(hook: Any) -> bool:
     """Return whether a layer's forward hook is ours, which adds nothing without adapters."""
-    return getattr(hook, "adapts", False)
+    return hasattr(hook, "adapts")
 
 
 def _add_delta(output: Tensor, x: Tensor, part: LowRank, rows: Tensor | None, dropout: float) -> Tensor:
