@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeGuard
 
@@ -14,22 +13,12 @@ from torch.nn import functional
 from choreo_agents.attention.kind import AttentionKind, HeadShape
 from choreo_agents.attention.step import Attention, StepAttention
 from choreo_agents.models.lean.made_of import ModelSnapshot
-from choreo_agents.models.lean.shape import Angles, LeanLayer, LeanShape, eps_of, joined_bias
+from choreo_agents.models.lean.shape import Angles, LeanLayer, LeanShape, joined_bias
 
 _GATED_TOGETHER = 1024
 """Numbers per program of the gate kernel."""
 _TURNED_NUMBERS = 1024
 """Numbers per program of the rotation kernel, in whole heads."""
-
-
-@dataclass(frozen=True)
-class _FusedDecoder:
-    """The weights of a decoder layer."""
-
-    layer: LeanLayer
-    products: Mapping[str, Callable[[Tensor], Tensor]]
-    norms: Sequence[Tensor]
-    head_norms: Sequence[Tensor]
 
 
 class FusedForward:
@@ -43,8 +32,9 @@ class FusedForward:
 
     def __init__(self, model: nn.Module, shape: LeanShape, heads: HeadShape) -> None:
         self._shape, self._heads = shape, heads
-        self._decoders = [_make_decoder(layer) for layer in shape.layers]
-        self._norm, self._eps = shape.norm.get_parameter("weight").detach(), eps_of(shape.norm)
+        self._products = [
+            {name: _join_linears(modules) for name, modules in layer.products.items()} for layer in shape.layers
+        ]
         self.made_of = ModelSnapshot(model)
 
     def serves(self, attention: Attention) -> TypeGuard[StepAttention]:
@@ -56,20 +46,20 @@ class FusedForward:
         heads, dim = self._heads, self._heads.head_dim
         turned = (heads.heads + heads.kv_heads) * dim
         x = functional.embedding(tokens, self._shape.embedding.weight)
-        wide = self._norm.new_empty(0, dtype=torch.float32)
+        wide = self._shape.norm.new_empty(0, dtype=torch.float32)
         angles = self._shape.angles(wide, positions, attention.kinds)
         added: Tensor | None = None
-        for number, decoder in enumerate(self._decoders):
-            products, (norm, inner_norm), layer = decoder.products, decoder.norms, decoder.layer
+        for number, (layer, products) in enumerate(zip(self._shape.layers, self._products, strict=True)):
+            norm, inner_norm = layer.norms
             qkv = products["qkv"](_normalise(x, added, norm, layer.eps[0]))
-            query, key = _rotate(qkv, decoder, heads, attention.kinds[number], angles)
+            query, key = _rotate(qkv, layer, heads, attention.kinds[number], angles)
             value = qkv[:, turned:].view(-1, heads.kv_heads, dim).transpose(0, 1)
             attended = attention.attend(number, query, key.transpose(0, 1), value, layer.scale)
             added = products["o"](attended.reshape(len(x), -1))
             gate_up = products["gate_up"](_normalise(x, added, inner_norm, layer.eps[0]))
             added = products["down"](_gate(gate_up))
         assert added is not None
-        last = _normalise(x[indices], added[indices], self._norm, self._eps)
+        last = _normalise(x[indices], added[indices], self._shape.norm, self._shape.eps)
         logits: Tensor = self._shape.head(last)
         return logits
 
@@ -92,13 +82,13 @@ def _normalise(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> T
 
 
 def _rotate(
-    qkv: Tensor, decoder: _FusedDecoder, heads: HeadShape, kind: AttentionKind, angles: Angles
+    qkv: Tensor, layer: LeanLayer, heads: HeadShape, kind: AttentionKind, angles: Angles
 ) -> tuple[Tensor, Tensor]:
     """Rotate queries and keys to their positions: [tokens, heads, head_dim] and [tokens, kv_heads, head_dim]."""
     from choreo_agents.models.fused.kernels import turn_kernel  # noqa: PLC0415 - an extra
 
     count, dim = heads.heads + heads.kv_heads, heads.head_dim
-    rotation, norms = kind.rotation, decoder.head_norms
+    rotation, norms = kind.rotation, layer.head_norms
     if rotation is None and not norms:
         out = qkv[:, : count * dim].view(len(qkv), count, dim)
         return out[:, : heads.heads], out[:, heads.heads :]
@@ -112,7 +102,7 @@ def _rotate(
         *(norms or (qkv, qkv)),
         out,
         qkv.shape[1],
-        decoder.layer.eps[1],
+        layer.eps[1],
         QUERIES=heads.heads,
         TURNED=count,
         DIM=dim,
@@ -133,14 +123,6 @@ def _gate(gate_up: Tensor) -> Tensor:
     out = gate_up.new_empty(rows, inner)
     gate_kernel[(rows, -(-inner // _GATED_TOGETHER))](gate_up, out, inner, TOGETHER=_GATED_TOGETHER)
     return out
-
-
-def _make_decoder(layer: LeanLayer) -> _FusedDecoder:
-    products = {name: _join_linears(modules) for name, modules in layer.products.items()}
-    norms, head_norms = (
-        [norm.get_parameter("weight").detach() for norm in both] for both in (layer.norms, layer.head_norms)
-    )
-    return _FusedDecoder(layer, products, norms, head_norms)
 
 
 def _join_linears(modules: Sequence[nn.Linear]) -> Callable[[Tensor], Tensor]:

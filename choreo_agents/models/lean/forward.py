@@ -17,7 +17,7 @@ from choreo_agents.attention.step import Attention, StepAttention
 from choreo_agents.errors import KVMemoryError
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.models.lean.made_of import ModelSnapshot
-from choreo_agents.models.lean.shape import LeanLayer, LeanShape, eps_of, joined_bias, weight_of
+from choreo_agents.models.lean.shape import LeanLayer, LeanShape, joined_bias
 from choreo_agents.models.weights.panels import scratch_for
 from choreo_agents.models.weights.prepacked import PrepackedLinear, side_by_side
 from choreo_agents.native.library import Kernels, floats, parallel
@@ -53,8 +53,8 @@ class LeanForward:
     def __init__(self, model: nn.Module, shape: LeanShape, heads: HeadShape, kernels: Kernels) -> None:
         self._shape, self._heads, self._kernels = shape, heads, kernels
         self._decoders = [_make_decoder(layer, pairs=kernels.pairs) for layer in shape.layers]
-        self._last_norm = weight_of(shape.norm)
-        self._last = DecoderStruct(input_norm=self._last_norm.data_ptr(), eps=eps_of(shape.norm))
+        self._last_norm = shape.norm.float()
+        self._last = DecoderStruct(input_norm=self._last_norm.data_ptr(), eps=shape.eps)
         laid_out = isinstance(shape.head, PrepackedLinear) or shape.head.weight.numel() <= _SMALL_HEAD
         self._head = side_by_side((shape.head,), pairs=kernels.pairs) if laid_out else None
         self.made_of = ModelSnapshot(model)
@@ -139,7 +139,7 @@ def _make_decoder(layer: LeanLayer, *, pairs: bool) -> _Decoder:
         panels, bias = side_by_side(modules, pairs=pairs), joined_bias(modules, torch.float32)
         products[name] = panels.struct(bias)
         owned += (panels, bias)
-    weights = [weight_of(norm) for norm in (*layer.norms, *layer.head_norms)]
+    weights = [norm.float() for norm in (*layer.norms, *layer.head_norms)]
     pointers = [weight.data_ptr() for weight in weights] + [None] * (4 - len(weights))
     names = ("input_norm", "inner_norm", "query_norm", "key_norm")
     eps, query_eps = layer.eps

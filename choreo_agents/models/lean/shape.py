@@ -37,9 +37,10 @@ class LeanLayer:
 
     products: Mapping[str, tuple[nn.Linear, ...]]
     """Linear layers that are computed as one product, by the kernel's name for it."""
-    norms: tuple[nn.Module, ...]
-    head_norms: tuple[nn.Module, ...]
-    """Norms of queries and keys; empty: there are none."""
+    norms: tuple[Tensor, ...]
+    """Factors of its norms, which share memory with the model's weights."""
+    head_norms: tuple[Tensor, ...]
+    """Factors of the norms of queries and keys; empty: there are none."""
     scale: float
     """Factor on the scores."""
     eps: tuple[float, float]
@@ -52,7 +53,10 @@ class LeanShape:
 
     embedding: nn.Embedding
     layers: tuple[LeanLayer, ...]
-    norm: nn.Module
+    norm: Tensor
+    """Factors of the last norm."""
+    eps: float
+    """Epsilon of the last norm."""
     rotary: nn.Module
     head: nn.Linear
 
@@ -100,11 +104,12 @@ def lean_shape(model: Any, heads: HeadShape, *, laid_out: bool = True) -> LeanSh
     if laid_out:
         _require_laid_out(model, dtypes)
     width, mlp = embedding.embedding_dim, getattr(inner.layers[0], "mlp", None)
-    if (len(weight_of(norm)), head.in_features) != (width, width):
+    factors = norm.get_parameter("weight").detach()
+    if (len(factors), head.in_features) != (width, width):
         raise NotLean("the widths of its head and its last norm do not match its embedding")
     shapes = _expected_shapes(heads, width, getattr(getattr(mlp, "down_proj", None), "in_features", 0))
     layers = tuple(_layer(layer, shapes) for layer in inner.layers)
-    return LeanShape(embedding, layers, norm, rotary, head)
+    return LeanShape(embedding, layers, factors, _eps_of(norm), rotary, head)
 
 
 def _require_laid_out(model: Any, dtypes: set[torch.dtype]) -> None:
@@ -154,11 +159,14 @@ def _layer(layer: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> LeanLayer
     scale = getattr(layer.get_submodule("self_attn"), "scaling", None)
     if not isinstance(scale, float):
         raise NotLean("its attention has no scale")
-    eps = [{eps_of(norm) for norm in norms}, {eps_of(norm) for norm in head_norms} or {0.0}]
+    eps = [{_eps_of(norm) for norm in norms}, {_eps_of(norm) for norm in head_norms} or {0.0}]
     if any(len(values) > 1 for values in eps):
         raise NotLean("its norms differ")
     [first], [second] = eps
-    return LeanLayer(products, tuple(norms), tuple(head_norms), scale, (first, second))
+    factors, head_factors = (
+        tuple(norm.get_parameter("weight").detach() for norm in both) for both in (norms, head_norms)
+    )
+    return LeanLayer(products, factors, head_factors, scale, (first, second))
 
 
 def _linear(module: nn.Module, name: str) -> nn.Linear:
@@ -176,12 +184,7 @@ def joined_bias(modules: Sequence[nn.Linear], dtype: torch.dtype) -> Tensor | No
     return torch.cat([part.to(dtype) for part in parts])
 
 
-def weight_of(norm: nn.Module) -> Tensor:
-    """Return a norm's factors in fp32, without a copy if they are fp32."""
-    return norm.get_parameter("weight").detach().float()
-
-
-def eps_of(norm: nn.Module) -> float:
+def _eps_of(norm: nn.Module) -> float:
     """Return the epsilon of a norm; raise `NotLean` if it has none."""
     for name in ("variance_epsilon", "eps"):
         if isinstance(eps := getattr(norm, name, None), float):
