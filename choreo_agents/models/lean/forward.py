@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from typing import Any, TypeGuard
 from weakref import WeakKeyDictionary
 
@@ -27,19 +26,6 @@ _SMALL_HEAD = 1 << 20
 """Weights of a head so small that it is prepacked beside the plain weights in any case."""
 
 
-@dataclass(frozen=True)
-class _Decoder:
-    """A layer's struct for the kernel, and the objects that own the memory it points to."""
-
-    struct: ctypes.Structure
-    scale: float
-    owned: tuple[Any, ...]
-
-    @property
-    def address(self) -> int:
-        return ctypes.addressof(self.struct)
-
-
 class LeanForward:
     """A forward pass of a Llama-like model on a CPU, in fp32, with weights and KV in fp32 or bfloat16.
 
@@ -52,9 +38,11 @@ class LeanForward:
 
     def __init__(self, model: nn.Module, shape: LeanShape, heads: HeadShape, kernels: Kernels) -> None:
         self._shape, self._heads, self._kernels = shape, heads, kernels
-        self._decoders = [_make_decoder(layer, pairs=kernels.pairs) for layer in shape.layers]
-        self._last_norm = shape.norm.float()
-        self._last = DecoderStruct(input_norm=self._last_norm.data_ptr(), eps=shape.eps)
+        last_norm = shape.norm.float()
+        self._owned: list[Any] = [last_norm]
+        """Objects that own the memory that the structs point to."""
+        self._decoders = [self._make_decoder(layer) for layer in shape.layers]
+        self._last = DecoderStruct(input_norm=last_norm.data_ptr(), eps=shape.eps)
         laid_out = isinstance(shape.head, PrepackedLinear) or shape.head.weight.numel() <= _SMALL_HEAD
         self._head = side_by_side((shape.head,), pairs=kernels.pairs) if laid_out else None
         self.made_of = ModelSnapshot(model)
@@ -79,7 +67,7 @@ class LeanForward:
         wide = (heads.heads + 2 * heads.kv_heads) * heads.head_dim
         normed, qkv = floats(rows, self._width), floats(rows, wide)
         attended, gated = floats(rows, heads.heads * heads.head_dim), floats(rows, 2 * self._inner)
-        scratch = scratch_for(self._decoders[0].struct.o.dtype, threads, rows, self._longest)
+        scratch = scratch_for(self._decoders[0].o.dtype, threads, rows, self._longest)
         step = PassStruct(
             rows=rows,
             width=self._width,
@@ -107,8 +95,8 @@ class LeanForward:
             if kind.rotation is not None:
                 cos, sin = angles[kind.rotation]
                 step.cos, step.sin = cos.data_ptr(), sin.data_ptr()
-            layer.slots, layer.scale = slots, decoder.scale
-            self._kernels.decode(decoder.address, at, plans[kind], ctypes.addressof(layer))
+            layer.slots = slots
+            self._kernels.decode(ctypes.addressof(decoder), at, plans[kind], ctypes.addressof(layer))
         del tensors
         last = x[indices]
         normed = torch.empty_like(last)
@@ -124,24 +112,24 @@ class LeanForward:
             raise KVMemoryError("the pool was given up")
         if pool not in self._layers or self._layers[pool][0].keys != pool.keys[0].data_ptr():
             layers = []
-            for keys, values in zip(pool.keys, pool.values, strict=True):
+            for keys, values, layer in zip(pool.keys, pool.values, self._shape.layers, strict=True):
                 head, slot, _ = keys.stride()
                 where = {"keys": keys.data_ptr(), "values": values.data_ptr(), "pool_head": head, "pool_slot": slot}
-                layers.append(LayerStruct(**where, dtype=FP32))
+                layers.append(LayerStruct(**where, scale=layer.scale, dtype=FP32))
             self._layers[pool] = layers
         return self._layers[pool]
 
-
-def _make_decoder(layer: LeanLayer, *, pairs: bool) -> _Decoder:
-    products: dict[str, Any] = {}
-    owned: list[Any] = []
-    for name, modules in layer.products.items():
-        panels, bias = side_by_side(modules, pairs=pairs), joined_bias(modules, torch.float32)
-        products[name] = panels.struct(bias)
-        owned += (panels, bias)
-    weights = [norm.float() for norm in (*layer.norms, *layer.head_norms)]
-    pointers = [weight.data_ptr() for weight in weights] + [None] * (4 - len(weights))
-    names = ("input_norm", "inner_norm", "query_norm", "key_norm")
-    eps, query_eps = layer.eps
-    struct = DecoderStruct(**products, **dict(zip(names, pointers, strict=True)), eps=eps, query_eps=query_eps)
-    return _Decoder(struct, layer.scale, (*owned, *weights))
+    def _make_decoder(self, layer: LeanLayer) -> ctypes.Structure:
+        """Return a layer's struct for the kernel."""
+        products: dict[str, Any] = {}
+        for name, modules in layer.products.items():
+            panels, bias = side_by_side(modules, pairs=self._kernels.pairs), joined_bias(modules, torch.float32)
+            products[name] = panels.struct(bias)
+            self._owned += (panels, bias)
+        weights = [norm.float() for norm in (*layer.norms, *layer.head_norms)]
+        self._owned += weights
+        # Without norms of heads, their pointers stay null.
+        norms = zip(("input_norm", "inner_norm", "query_norm", "key_norm"), weights, strict=False)
+        pointers = {name: weight.data_ptr() for name, weight in norms}
+        eps, query_eps = layer.eps
+        return DecoderStruct(**products, **pointers, eps=eps, query_eps=query_eps)
