@@ -131,7 +131,11 @@ def compile_by_one_of(
 def compile_library(
     compiler: Sequence[str], sources: Path, library: Path, variants: Iterable[str] = VARIANTS
 ) -> str | None:
-    """Compile the variants, on all cores, and link them; return the compiler's output if it fails."""
+    """Compile the variants, on all cores, and link them; return the compiler's output if it fails.
+
+    Raises:
+        OSError: The compiler cannot be started, or a file cannot be written.
+    """
     with (
         TemporaryDirectory(dir=library.parent, prefix=".native-") as folder,
         ThreadPoolExecutor(os.cpu_count()) as pool,
@@ -155,8 +159,5 @@ def compile_library(
 
 
 def _run(command: Sequence[str]) -> str | None:
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError as error:
-        return str(error)
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     return None if result.returncode == 0 else f"{shlex.join(command)} failed:\n{result.stderr.strip()}"
