@@ -9,7 +9,7 @@ triton       our own kernels for GPUs; `auto` takes them only on GPUs on which `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -86,22 +86,15 @@ def _choose_backend(dtype: torch.dtype, device: torch.device, shape: HeadShape) 
         # On long runs with many readers this outweighs what the kernel saves elsewhere.
         why = "native: on this CPU torch multiplies bfloat16 in tiles, but its kernels are not permitted to"
         return FoldedBackend(dtype, device, why)
+    names = ["native" if device.type == "cpu" else "varlen"]  # fastest first
+    if device.type == "cuda" and torch.cuda.is_available() and torch.cuda.get_device_capability(device) in _PASSED:
+        names.insert(0, "triton")
     backend_or_reason: AttentionBackend | str = ""
-    for fastest in _list_fastest(device):
-        backend_or_reason = _MAKERS[fastest](dtype, device, shape)
+    for name in names:
+        backend_or_reason = _MAKERS[name](dtype, device, shape)
         if not isinstance(backend_or_reason, str):
             return backend_or_reason
     return FoldedBackend(dtype, device, str(backend_or_reason))
-
-
-def _list_fastest(device: torch.device) -> Sequence[str]:
-    """Return the names of the backends that `auto` tries on a device, fastest first."""
-    if device.type == "cpu":
-        return ("native",)
-    is_there = device.type == "cuda" and torch.cuda.is_available()
-    if is_there and torch.cuda.get_device_capability(device) in _PASSED:
-        return ("triton", "varlen")
-    return ("varlen",)
 
 
 _MAKERS: Mapping[str, Callable[[torch.dtype, torch.device, HeadShape], AttentionBackend | str]] = {
