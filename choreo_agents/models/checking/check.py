@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
     from choreo_agents.models.chat.format import ChatFormat
-    from choreo_agents.models.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -123,28 +122,18 @@ def check_model(
     turns = chat_format(tokenizer, chat)
     stored = StoredWeights.read(checkpoint.folder())
     choice = dtype_of(checkpoint.config, stored, where, dtype)
+    text = checkpoint.config.get_text_config()
+    ends = _stop_tokens(tokenizer, text, checkpoint.generation(), turns)
     beside = partial(compare_view, turns, template, safe_tokenizer(tokenizer))
     return ModelCheck(
         str(name),
         where,
-        facts_of(checkpoint, tokenizer, turns),
+        ModelFacts(checkpoint.config.model_type, max_positions(text), _layers(text), ends, turns.turn_end),
         choice,
         needs_of(checkpoint, stored, choice.served, where),
         tokenizer.chat_template is not None,
         [beside(view) for view in views()],
         [beside(view) for view in views(encodes_again=True)],
-    )
-
-
-def facts_of(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat) -> ModelFacts:
-    """Read facts about a model from its small files."""
-    text = checkpoint.config.get_text_config()
-    return ModelFacts(
-        model_type=checkpoint.config.model_type,
-        context=max_positions(text),
-        layers=_layers(text),
-        stop_tokens=_stop_tokens(tokenizer, text, checkpoint.generation(), chat),
-        turn_end=chat.turn_end,
     )
 
 
