@@ -110,11 +110,12 @@ class KVStore:
     def has(self, message_id: str) -> bool:
         """Look whether there is a file, usable or not, and remember it for `knows`."""
         with self._lock:
-            self._known.discard(message_id)
+            exists = False
             with suppress(OSError):
-                if stat.S_ISREG(self._path(message_id).lstat().st_mode):
-                    self._known.add(message_id)
-            return message_id in self._known
+                exists = stat.S_ISREG(self._path(message_id).lstat().st_mode)
+            # Changed once, after the look: `knows` is asked meanwhile without the lock.
+            (self._known.add if exists else self._known.discard)(message_id)
+            return exists
 
     def look(self) -> int:
         """List all files, including those of other processes, and return their bytes in all."""
@@ -241,7 +242,7 @@ def read_private(path: Path, least: int, most: int, attempts: int = 8) -> Writte
     Args:
         path: The file.
         least: Fewest bytes that are accepted; `most`: the most.
-        attempts: Most attempts to open it again if other processes replace it meanwhile.
+        attempts: Most attempts to open it if other processes replace it meanwhile.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -250,7 +251,9 @@ def read_private(path: Path, least: int, most: int, attempts: int = 8) -> Writte
     try:
         with open(path, "rb", opener=lambda name, _: os.open(name, _READING)) as file:
             status = os.fstat(file.fileno())
-            if not status.st_nlink and attempts:  # removed or replaced since it was opened
+            if not status.st_nlink:  # removed or replaced since it was opened
+                if attempts == 1:
+                    raise UnusableFileError("keeps being replaced")
                 return read_private(path, least, most, attempts - 1)
             if not stat.S_ISREG(status.st_mode):
                 raise UnusableFileError("is not a regular file")

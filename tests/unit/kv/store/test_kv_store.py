@@ -63,6 +63,20 @@ def test_a_file_gives_the_same_bits_and_says_where_they_were_encoded(tmp_path: P
         assert found is not None and same(found[0], kv(1)) and found[1] == 7
 
 
+def test_a_file_is_known_to_other_threads_while_one_looks_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, look, known = store(tmp_path), Path.lstat, list[bool]()
+    assert one.save(key("a"), kv(1))
+
+    def look_and_ask(path: Path) -> os.stat_result:
+        known.append(one.knows("a"))
+        return look(path)
+
+    monkeypatch.setattr(Path, "lstat", look_and_ask)
+    assert one.has("a") and known == [True]
+
+
 def test_what_others_write_is_found_once_it_is_looked_for(tmp_path: Path) -> None:
     mine, theirs = store(tmp_path), store(tmp_path)
     assert theirs.save(key("a"), kv(1)) and theirs.save(key("b"), kv(2))
