@@ -38,8 +38,9 @@ def unpack(text: str, builder: Any = None) -> Any:
     kind, _, written = text.partition(":")
     if kind not in ("msgpack", "null"):  # other kinds, such as pickle, may run code
         raise InvalidRequestError(f"values packed as {kind!r} cannot be read")
+    serializer = strict_serializer(builder)
     try:
-        return strict_serializer(builder).loads_typed((kind, base64.b64decode(written, validate=True)))
+        return serializer.loads_typed((kind, base64.b64decode(written, validate=True)))
     except Exception as error:  # user-defined types may raise anything
         raise InvalidRequestError(f"a value of the recording is damaged: {error}") from error
 

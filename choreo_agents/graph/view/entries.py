@@ -61,7 +61,7 @@ class EncodedEntries:
         self.bound = BoundEngine(reader.engines[0], reader.place.node)
         self.turns = TurnMerger(self.bound)
         self.calls, self.called = calls_of(self.messages), tools_called(self.messages)
-        self._earliest = max(proven.superstep, channel_in(state, SENT_AT) or 0)
+        self._earliest = max(proven.superstep, int(channel_in(state, SENT_AT) or 0))
         self.by_id = {str(message.id): message for message in self.messages}
         """The messages in the graph's state; a branch may be sent an entry without its message."""
         self.all = [self._as_read(entry) for entry in without_removed(proven.entries, self.messages, state)]
